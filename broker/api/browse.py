@@ -42,7 +42,7 @@ class Browsing:
         """Answer a page of messages, and the place where the next page begins."""
         return await self._page(request, None)
 
-    async def browse_with_snapshot(self, request: Request) -> Answer:
+    async def browse_as(self, request: Request) -> Answer:
         """Answer a page that also says which messages the transaction of the snapshot could consume."""
         return await self._page(request, await read_snapshot(request))
 

@@ -42,7 +42,7 @@ class BulkReading:
         """Answer all messages of a range."""
         return await self._read(request, None)
 
-    async def arrow_with_snapshot(self, request: Request) -> Answer:
+    async def arrow_as(self, request: Request) -> Answer:
         """Answer the messages of a range, up to the first one that holds the reading transaction back."""
         return await self._read(request, await read_snapshot(request))
 

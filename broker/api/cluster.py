@@ -92,11 +92,11 @@ class ClusterViewHandlers:
         """Keep the view."""
         self._view = view
 
-    async def node(self, request: Request) -> Answer:
+    async def cluster_node(self, request: Request) -> Answer:
         """Answer this node's view of itself."""
         return json_reply(own_view(member(self._view), _wanted_topics(request)))
 
-    async def status(self, request: Request) -> Answer:
+    async def cluster(self, request: Request) -> Answer:
         """Answer the views of all nodes."""
         view = member(self._view)
         wanted = _wanted_topics(request)

@@ -27,7 +27,7 @@ class CursorHandlers:
         """Keep the service."""
         self._topics = topics
 
-    async def list(self, request: Request) -> Answer:
+    async def cursors(self, request: Request) -> Answer:
         """Answer a page of a topic's cursors, each with its lag."""
         query = request.query
         limit = CURSOR_LIMIT.of(query)
@@ -36,14 +36,14 @@ class CursorHandlers:
         told = [await self._with_lag(topic, cursor) for cursor in page.cursors]
         return json_reply({"cursors": told, "next": page.next})
 
-    async def show(self, request: Request) -> Answer:
+    async def show_cursor(self, request: Request) -> Answer:
         """Answer one cursor with its lag."""
         name = check_cursor(request.names.cursor)
         topic = await self._topics.get(request.topic, request.generation)
         cursor = await self._topics.cursors.get(topic, name)
         return json_reply(await self._with_lag(topic, cursor))
 
-    async def put(self, request: Request) -> Answer:
+    async def put_cursor(self, request: Request) -> Answer:
         """Move or create a cursor, if its version is the one that the request expects."""
         name = check_cursor(request.names.cursor)
         place, expected, data = _decode_put(request.body)
@@ -52,7 +52,7 @@ class CursorHandlers:
         cursor = await self._topics.cursors.put(topic, name, after, expected, data)
         return json_reply({**shown(cursor), "generation": topic.generation})
 
-    async def delete(self, request: Request) -> Answer:
+    async def delete_cursor(self, request: Request) -> Answer:
         """Delete a cursor; answer whether there was one."""
         name = check_cursor(request.names.cursor)
         topic = await self._topics.get(request.topic, request.generation)

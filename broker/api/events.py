@@ -90,7 +90,7 @@ class Events:
         self._clock = topics.around.clock
         self._keep_alive_s = keep_alive_s
 
-    async def stream(self, request: Request) -> Answer:
+    async def events(self, request: Request) -> Answer:
         """Answer a stream of events that goes on until the client, the node or a deletion ends it."""
         committed_in(request)
         last = request.headers.get("Last-Event-ID")

@@ -20,13 +20,13 @@ class PruningApi:
         """Keep the pruning service."""
         self._pruning = pruning
 
-    async def plan(self, request: Request) -> Answer:
+    async def prune_plan(self, request: Request) -> Answer:
         """Answer which transactions can be pruned. Change nothing."""
         return json_reply(
             told(await self._pruning.plan(THROUGH.of(request.query), request.deadline))
         )
 
-    async def prune(self, request: Request) -> Answer:
+    async def prune_transactions(self, request: Request) -> Answer:
         """Prune all transactions that may be pruned."""
         plan, removed = await self._pruning.prune(THROUGH.of(request.query), request.deadline)
         return json_reply({**told(plan), "removed": removed})

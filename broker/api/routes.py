@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -12,7 +12,7 @@ from broker.api.bulk import BulkReading
 from broker.api.caller_guard import guarded, unhiding_of
 from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
-from broker.api.events import Events, PollNext
+from broker.api.events import Events
 from broker.api.health import Health
 from broker.api.leadership import Leadership
 from broker.api.own_service import AnyService, OwnService
@@ -25,7 +25,7 @@ from broker.api.routed_polls import RoutedPolls
 from broker.api.router import Handler, Route
 from broker.api.stages import Staging
 from broker.api.stats import Stats
-from broker.api.topics_admin import TopicsAdmin
+from broker.api.topics_admin import TopicsAdmin, pinned
 from broker.api.transactions import TransactionsApi
 from broker.clock import Clock
 from broker.config.sections import Config, Role
@@ -41,7 +41,7 @@ from broker.transactions.service import Transactions
 from broker.wire.topics import TTL
 
 _TIMED_INSIDE: Final = {"events", "poll", "publish", "publish_stages", "store", "store_staged"}
-"""Operations whose handlers end at the deadline of a request by themselves."""
+"""Operations whose handlers end at the deadline of a request by themselves, as those of transactions do."""
 
 
 def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
@@ -66,26 +66,35 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
     transactions = transactions or Transactions(topics.leaders)
-    of_transactions = _transaction_handlers(transactions, routed)
     own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
-    own.bind(of_transactions)
     asked = service or own
-    unhiding = unhiding_of(own, config, topics)
+    handlers = handlers_of(
+        *_of_topics(topics, config, asked, routed, _pointer_check(config, transactions, routed)),
+        TransactionsApi(transactions),
+        PruningApi(_pruning(topics, asked)),
+        ClusterViewHandlers(cluster),
+        Placing(cluster, topics.registry),
+        health,
+    )
     handlers = {
-        **_topic_handlers(
-            topics, config, asked, routed, _pointer_check(config, transactions, routed)
-        ),
-        **guarded(
-            {**of_transactions, **_pruning_handlers(topics, asked)},
-            unhiding,
-            in_cluster=routed is not None,
-        ),
-        **_cluster_handlers(topics, cluster),
-        **_node_handlers(health),
+        name: _in_time(topics.around.clock, BY_NAME[name], handler)
+        for name, handler in handlers.items()
     }
+    if routed is not None:
+        handlers = routed.bound(handlers)
+    own.bind(handlers)
+    handlers["purge"] = pinned(topics, handlers["purge"])
+    handlers = guarded(handlers, unhiding_of(own, config, topics), in_cluster=routed is not None)
     return [
         Route(each, _of_role(each, config.server.role, handlers[each.name])) for each in OPERATIONS
     ]
+
+
+def handlers_of(*parts: object) -> dict[str, Handler]:
+    """Return the handlers in these objects: their methods that have the names of operations."""
+    return {
+        name: getattr(part, name) for part in parts for name in BY_NAME if hasattr(type(part), name)
+    }
 
 
 def _of_role(operation: DeclaredOperation, role: Role, handler: Handler) -> Handler:
@@ -110,138 +119,55 @@ def _pointer_check(
     return partial(transactions.check_in_progress, alone=routed is None)
 
 
-def _topic_handlers(
+def _of_topics(
     topics: Topics,
     config: Config,
     service: AnyService,
     routed: Routed | None,
     check_pointer: CheckPointer,
-) -> dict[str, Handler]:
+) -> Iterator[object]:
     limits = config.limits
     defaults = {
         TTL: str(config.topics.topic_ttl_default_s),
         **config.topics.topic_properties_default,
     }
-    admin = TopicsAdmin(topics, properties_default=defaults)
+    yield TopicsAdmin(topics, properties_default=defaults)
     most = limits.messages_per_request_max
-    publishing = Publishing(topics, messages_max=most, check_pointer=check_pointer)
-    staging = Staging(topics, messages_max=most, check_pointer=check_pointer)
-    bulk = BulkReading(topics)
-    browsing = Browsing(topics, messages_max=limits.browse_messages_max)
+    yield Publishing(topics, messages_max=most, check_pointer=check_pointer)
+    yield Staging(topics, messages_max=most, check_pointer=check_pointer)
+    yield Browsing(topics, messages_max=limits.browse_messages_max)
+    yield BulkReading(topics)
+    yield Stats(topics)
+    yield BlockersApi(topics, service, topics.around.clock)
+    yield CursorHandlers(topics)
     polling = Polling(topics, service, wait_max_s=limits.wait_max_s)
-    poll: Handler = polling.poll
-    poll_next: PollNext = polling.within
-    leadership = Leadership(topics)
-    if routed is not None:
-        polls = RoutedPolls(routed, polling)
-        poll, poll_next = polls.poll, polls.within
-        leadership = Leadership(topics, me=routed.routing.me, place=routed.routing.place)
-    cursors = CursorHandlers(topics)
-    handlers: dict[str, Handler] = {
-        "create_topic": admin.create,
-        "update_topic": admin.update,
-        "show_topic": admin.show,
-        "list_topics": admin.list,
-        "namespaces": admin.namespaces,
-        "delete_topic": admin.delete,
-        "purge": admin.purge,
-        "publish": publishing.publish,
-        "store": publishing.store,
-        "rollback": publishing.rollback,
-        "poll": poll,
-        "browse": browsing.browse,
-        "browse_as": browsing.browse_with_snapshot,
-        "stats": Stats(topics).stats,
-        "lag": Stats(topics).lag,
-        "range": Stats(topics).range,
-        "begin_stage": staging.begin,
-        "publish_stages": staging.publish,
-        "store_staged": staging.store,
-        "arrow": bulk.arrow,
-        "arrow_as": bulk.arrow_with_snapshot,
-        "events": Events(topics, poll_next).stream,
-        "leader": leadership.leader,
-        "blockers": BlockersApi(topics, service, topics.around.clock).blockers,
-        "cursors": cursors.list,
-        "show_cursor": cursors.show,
-        "put_cursor": cursors.put,
-        "delete_cursor": cursors.delete,
-    }
-    handlers = _in_time(topics.around.clock, handlers)
-    if routed is not None:
-        handlers = routed.bound(handlers)
-    return {**handlers, "purge": admin.pinned(handlers["purge"])}
+    if routed is None:
+        yield from (Leadership(topics), polling, Events(topics, polling.within))
+        return
+    polls = RoutedPolls(routed, polling)
+    yield Leadership(topics, me=routed.routing.me, place=routed.routing.place)
+    yield from (polls, Events(topics, polls.within))
 
 
-def _in_time(clock: Clock, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
-    """Return handlers that answer at their request's deadline, wherever they wait, but for those of ``_TIMED_INSIDE``."""
-
-    def bounded(name: str, handler: Handler) -> Handler:
-        if name in _TIMED_INSIDE:
-            return handler
-        bound = in_time if BY_NAME[name].effect.is_reading else answered_in_time
-
-        async def in_bounds(request: Request) -> Answer:
-            async with bound(clock, request.deadline):
-                return await handler(request)
-
-        return in_bounds
-
-    return {name: bounded(name, handler) for name, handler in handlers.items()}
-
-
-def _transaction_handlers(transactions: Transactions, routed: Routed | None) -> dict[str, Handler]:
-    api = TransactionsApi(transactions)
-    handlers: dict[str, Handler] = {
-        "start_transaction": api.start,
-        "list_transactions": api.list,
-        "transactions_snapshot": api.snapshot,
-        "truncate_transactions": api.truncate,
-        "reset_transactions": api.reset,
-        "show_transaction": api.show,
-        "can_commit_transaction": api.can_commit,
-        "commit_transaction": api.commit,
-        "abort_transaction": api.abort,
-        "invalidate_transaction": api.invalidate,
-        "checkpoint_transaction": api.checkpoint,
-    }
-    return handlers if routed is None else routed.bound(handlers)
-
-
-def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]:
+def _pruning(topics: Topics, service: AnyService) -> Pruning:
     settings = topics.around.settings
-    pruning = Pruning(
+    return Pruning(
         topics.registry,
         service,
         topics.around.clock,
         life_ms=settings.transaction_life_max_s * 1000,
         margin_ms=settings.sweep_margin_ms,
     )
-    api = PruningApi(pruning)
-    handlers: dict[str, Handler] = {"prune_plan": api.plan, "prune_transactions": api.prune}
-    return _in_time(topics.around.clock, handlers)
 
 
-def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:
-    cluster, placing = ClusterViewHandlers(view), Placing(view, topics.registry)
-    handlers: dict[str, Handler] = {
-        "cluster": cluster.status,
-        "cluster_node": cluster.node,
-        "drain": placing.drain,
-        "undrain": placing.undrain,
-        "pins": placing.pins,
-        "pin": placing.pin,
-        "unpin": placing.unpin,
-    }
-    return _in_time(topics.around.clock, handlers)
+def _in_time(clock: Clock, operation: DeclaredOperation, handler: Handler) -> Handler:
+    """Return a handler that answers at its request's deadline, wherever it waits."""
+    if operation.name in _TIMED_INSIDE or operation.role == "transactions":
+        return handler
+    bound = in_time if operation.effect.is_reading else answered_in_time
 
+    async def in_bounds(request: Request) -> Answer:
+        async with bound(clock, request.deadline):
+            return await handler(request)
 
-def _node_handlers(health: Health) -> dict[str, Handler]:
-    return {
-        "ping": health.ping,
-        "service_status": health.service_status,
-        "healthz": health.healthz,
-        "readyz": health.readyz,
-        "metrics": health.metrics,
-        "openapi": health.openapi,
-    }
+    return in_bounds

@@ -43,13 +43,13 @@ class Staging:
         self._messages_max = messages_max
         self._check_pointer = check_pointer
 
-    async def begin(self, request: Request) -> Answer:
+    async def begin_stage(self, request: Request) -> Answer:
         """Answer a new stage."""
         stage = await self._topics.begin_stage(request.topic, options_of(request))
         ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
         return json_reply({"stage": str(-stage), "ends_at": rfc3339(ends_ms)})
 
-    async def store(self, request: Request) -> Answer:
+    async def store_staged(self, request: Request) -> Answer:
         """Store messages in a stage. They keep the order of their stores."""
         wanted, _ = await decoded(request, raw=True, messages_max=self._messages_max)
         if wanted.pointer is not None:
@@ -60,7 +60,7 @@ class Staging:
         stored = await self._topics.store(request.topic, wanted, options_of(request))
         return stored_reply(stored)
 
-    async def publish(self, request: Request) -> Answer:
+    async def publish_stages(self, request: Request) -> Answer:
         """Publish stages atomically, in the order of the list."""
         wanted = _list_of_stages(request.body)
         options = options_of(request, numbered=True)

@@ -29,13 +29,13 @@ class TopicsAdmin:
         self._topics = topics
         self._properties_default = properties_default
 
-    async def create(self, request: Request) -> Answer:
+    async def create_topic(self, request: Request) -> Answer:
         """Create a topic that does not exist."""
         properties = decode_properties(request.body, self._properties_default, request.topic)
         await self._topics.create(request.topic, properties, request.deadline)
         return EMPTY
 
-    async def update(self, request: Request) -> Answer:
+    async def update_topic(self, request: Request) -> Answer:
         """Replace all properties of a topic."""
         properties = decode_properties(request.body, self._properties_default, request.topic)
         await self._topics.update(
@@ -54,28 +54,12 @@ class TopicsAdmin:
         before = rfc3339(topic.purged_ms)
         return json_reply({"purged_before": before, "purged_ms": topic.purged_ms})
 
-    def pinned(self, purge: Handler) -> Handler:
-        """Return ``purge`` with ``now`` replaced by the moment at which the request reached its first node.
-
-        A request may be executed late, after its caller has gone. It must not remove messages published by then.
-        """
-
-        async def at_arrival(request: Request) -> Answer:
-            if request.query.get("before") == NOW:
-                # The ids of stored messages may be ahead of the clock by so much.
-                around = self._topics.around
-                last_ms = around.clock.now_ms() + around.settings.id_lead_ms_max
-                request.ask(f"before={last_ms + 1}")
-            return await purge(request)
-
-        return at_arrival
-
-    async def show(self, request: Request) -> Answer:
+    async def show_topic(self, request: Request) -> Answer:
         """Answer a topic's properties as a flat object; each value is a string."""
         topic = await self._topics.get(request.topic, request.generation)
         return Reply(200, encode_properties(topic), JSON)
 
-    async def list(self, request: Request) -> Answer:
+    async def list_topics(self, request: Request) -> Answer:
         """Answer the names of a namespace's topics. An unknown namespace has none."""
         names: list[str] = []
         pages = self._topics.names(request.names.namespace)
@@ -90,10 +74,27 @@ class TopicsAdmin:
         del request
         return json_reply(await self._topics.namespaces())
 
-    async def delete(self, request: Request) -> Answer:
+    async def delete_topic(self, request: Request) -> Answer:
         """Delete a topic. Its messages are gone at once."""
         await self._topics.delete(request.topic, request.generation, request.deadline)
         return EMPTY
+
+
+def pinned(topics: Topics, purge: Handler) -> Handler:
+    """Return ``purge`` with ``now`` replaced by the moment at which the request reached its first node.
+
+    A request may be executed late, after its caller has gone. It must not remove messages published by then.
+    """
+
+    async def at_arrival(request: Request) -> Answer:
+        if request.query.get("before") == NOW:
+            # The ids of stored messages may be ahead of the clock by so much.
+            around = topics.around
+            last_ms = around.clock.now_ms() + around.settings.id_lead_ms_max
+            request.ask(f"before={last_ms + 1}")
+        return await purge(request)
+
+    return at_arrival
 
 
 async def _listing(

@@ -34,7 +34,7 @@ class TransactionsApi:
         """Keep the service."""
         self._service = transactions
 
-    async def start(self, request: Request) -> Answer:
+    async def start_transaction(self, request: Request) -> Answer:
         """Begin a transaction."""
         sent = await _sent(request, ("type", "timeout_s", "client", "name", "epoch"))
         kind = sent.get("type", "short")
@@ -65,7 +65,7 @@ class TransactionsApi:
         own = begun.transaction_id if epoch is None else epoch
         return reply.with_headers((NAME_EPOCH, str(own)))
 
-    async def can_commit(self, request: Request) -> Answer:
+    async def can_commit_transaction(self, request: Request) -> Answer:
         """Take the keys that a transaction changed, and answer whether it may commit."""
         transaction = transaction_of(request)
         steps = _changes_steps(request.body, body_reader.counting(request))
@@ -73,7 +73,7 @@ class TransactionsApi:
         await self._service.can_commit(transaction, changes, request.deadline)
         return json_reply({})
 
-    async def commit(self, request: Request) -> Answer:
+    async def commit_transaction(self, request: Request) -> Answer:
         """Commit a transaction: its writes become visible."""
         pointer = (await _sent(request, ("write_pointer",))).get("write_pointer")
         if pointer is not None:
@@ -81,41 +81,41 @@ class TransactionsApi:
         await self._service.commit(transaction_of(request), pointer, request.deadline)
         return json_reply({})
 
-    async def abort(self, request: Request) -> Answer:
+    async def abort_transaction(self, request: Request) -> Answer:
         """Abort a transaction whose client has undone its writes."""
         await _sent(request, ())
         await self._service.abort(transaction_of(request), request.deadline)
         return json_reply({})
 
-    async def invalidate(self, request: Request) -> Answer:
+    async def invalidate_transaction(self, request: Request) -> Answer:
         """Make a transaction invalid."""
         await _sent(request, ())
         done = await self._service.invalidate(transaction_of(request), request.deadline)
         return json_reply({"invalidated": done})
 
-    async def checkpoint(self, request: Request) -> Answer:
+    async def checkpoint_transaction(self, request: Request) -> Answer:
         """Give a transaction a further write pointer."""
         await _sent(request, ())
         found = await self._service.checkpoint(transaction_of(request), request.deadline)
         return await snapshot_reply(request, found)
 
-    async def snapshot(self, request: Request) -> Answer:
+    async def transactions_snapshot(self, request: Request) -> Answer:
         """Answer a snapshot as of now, or the whole state in Tephra's snapshot format."""
         if _accepts(request, TEPHRA_SNAPSHOT):
             state = await self._service.tephra_snapshot(request.deadline)
             return Reply(200, state, TEPHRA_SNAPSHOT)
         return await snapshot_reply(request, await self._service.snapshot(request.deadline))
 
-    async def list(self, request: Request) -> Answer:
+    async def list_transactions(self, request: Request) -> Answer:
         """Answer the transactions in progress, the oldest first, and the counts of each state."""
         limit = TRANSACTION_LIMIT.of(request.query)
         return json_reply(await self._service.listing(limit, request.deadline))
 
-    async def show(self, request: Request) -> Answer:
+    async def show_transaction(self, request: Request) -> Answer:
         """Answer a transaction's state and details."""
         return json_reply(await self._service.show(transaction_of(request), request.deadline))
 
-    async def truncate(self, request: Request) -> Answer:
+    async def truncate_transactions(self, request: Request) -> Answer:
         """Remove pointers from the invalid list."""
         ids, before_ms = await truncated(request)
         if before_ms is None:
@@ -124,7 +124,7 @@ class TransactionsApi:
             removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
         return json_reply({"removed": removed})
 
-    async def reset(self, request: Request) -> Answer:
+    async def reset_transactions(self, request: Request) -> Answer:
         """Forget all transactions. Answer how many transactions in progress and invalid pointers no longer hide messages."""
         await _sent(request, ())
         in_progress, invalid = await self._service.reset(request.deadline)

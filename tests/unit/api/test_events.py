@@ -251,7 +251,7 @@ async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
     polling = Polling(broker.topics, OwnService(broker.topics.around.clock), wait_max_s=60.0)
-    answer = await Events(broker.topics, polling.within, keep_alive_s=0.01).stream(request)
+    answer = await Events(broker.topics, polling.within, keep_alive_s=0.01).events(request)
     assert isinstance(answer, ChunkedReply)
     async with asyncio.timeout(30):
         assert [await anext(answer.chunks) for _ in range(3)] == [

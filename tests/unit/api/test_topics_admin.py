@@ -4,7 +4,7 @@ import json
 import pytest
 
 from broker.api import topics_admin
-from broker.api.topics_admin import TopicsAdmin
+from broker.api.topics_admin import pinned
 from broker.config.sections import Config, TopicsConfig
 from broker.http.reply import EMPTY, Answer, ChunkedReply
 from broker.http.request import Request
@@ -73,10 +73,9 @@ async def test_now_is_the_time_at_the_first_node_of_a_request(broker: Broker) ->
         asked.append(request.query["before"])
         return EMPTY
 
-    admin = TopicsAdmin(broker.topics, properties_default={})
     began_ms = broker.clock.now_ms()
     for query in ("before=now", "before=1234"):
-        await admin.pinned(purge)(Request("POST", "/", query, {}, b""))
+        await pinned(broker.topics, purge)(Request("POST", "/", query, {}, b""))
     now, given = asked
     assert began_ms <= int(now) - 1001 <= broker.clock.now_ms()
     assert given == "1234"

@@ -36,7 +36,7 @@ def asked(caller: str, transaction: str = "", **sent: Any) -> Request:
 
 
 async def start(api: TransactionsApi, caller: str, **sent: Any) -> str:
-    reply = await api.start(asked(caller, **sent))
+    reply = await api.start_transaction(asked(caller, **sent))
     assert isinstance(reply, Reply)
     return str(orjson.loads(reply.body)["transaction_id"])
 
@@ -55,16 +55,16 @@ async def test_one_caller_leaves_a_quarter_to_others(
     with pytest.raises(Overloaded, match="of this caller"):
         await start(api, addresses[0])
     with pytest.raises(Overloaded, match="of this caller"):
-        await api.checkpoint(asked(addresses[0], begun[0]))
+        await api.checkpoint_transaction(asked(addresses[0], begun[0]))
     await start(api, other)
-    await api.commit(asked(addresses[0], begun[0]))
+    await api.commit_transaction(asked(addresses[0], begun[0]))
     await start(api, addresses[0])
 
 
 async def test_checkpoints_of_one_transaction_count(api: TransactionsApi) -> None:
     (begun,) = [await start(api, "10.0.0.1")]
     for _ in range(5):
-        await api.checkpoint(asked("10.0.0.1", begun))
+        await api.checkpoint_transaction(asked("10.0.0.1", begun))
     with pytest.raises(Overloaded, match="of this caller"):
-        await api.checkpoint(asked("10.0.0.1", begun))
+        await api.checkpoint_transaction(asked("10.0.0.1", begun))
     assert await start(api, "10.0.0.2")
