@@ -1,0 +1,43 @@
+"""CONTRIBUTING.md shows how to add an operation. This adds it that way, and runs the test that the page shows."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from broker.api import openapi, routed, routes, stats
+from broker.operations import table
+from tests.kit import serving
+from tests.tidy.sources import text
+
+ENTRY, HANDLER, TEST = re.findall(
+    r"^```python\n(.*?)^```$", text("CONTRIBUTING.md"), re.MULTILINE | re.DOTALL
+)
+
+
+def defined(code: str, module: ModuleType) -> Any:
+    names: dict[str, Any] = dict(vars(module))
+    before = set(names)
+    exec(code, names)
+    (new,) = [value for name, value in names.items() if name not in before]
+    return new
+
+
+async def test_an_entry_and_a_handler_are_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = eval(ENTRY, dict(vars(table)))
+    assert len(ENTRY.splitlines() + HANDLER.splitlines() + TEST.splitlines()) <= 30
+    monkeypatch.setitem(table.BY_NAME, entry.name, entry)
+    for module in (routes, openapi):
+        monkeypatch.setattr(module, "OPERATIONS", (*table.OPERATIONS, entry))
+    handler = defined(HANDLER, stats)
+    assert inspect.iscoroutinefunction(handler)
+    monkeypatch.setattr(stats.Stats, entry.name, handler, raising=False)
+    assert routed.BY_NAME is table.BY_NAME
+    broker = serving.Broker()
+    await broker.call("PUT", serving.topic_path("t"))
+    await defined(TEST, serving)(broker)
+    await broker.close()
