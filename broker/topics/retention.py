@@ -153,7 +153,7 @@ class Sweeper:
                 continue
             await self._rounds.place()
             steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
-            report.ended_early |= self._must_rest(steady_before_ms, steady_ms)
+            report.ended_early |= steady_ms < steady_before_ms  # The clock jumped.
             if report.ended_early or report.clock_is_wrong:
                 self._rounds.give_back()
                 break
@@ -174,11 +174,6 @@ class Sweeper:
             return error.message
         return None
 
-    @staticmethod
-    def _must_rest(steady_before_ms: float, steady_ms: float) -> bool:
-        """Return whether the clock jumped since the topic before: its time may be wrong now."""
-        return steady_ms < steady_before_ms
-
     async def sweep_topic(self, topic: TopicId, report: SweepReport) -> None:
         """Sweep one topic. Raises BrokerError if that can't be done just now."""
         record = await self._leaders.registry.read(topic)
@@ -190,7 +185,8 @@ class Sweeper:
         else:
             await self._sweep_live(record.topic(topic), report)
             if self._inverting is not None:
-                report.inverted += await self._inverting.clean(record.topic(topic))
+                inverted = await self._inverting.clean(record.topic(topic))
+                report.inverted += inverted
         below = record.generation + 1 if record.deleted else record.generation
         await self._sweep_generations(topic, below, report)
 
@@ -215,7 +211,7 @@ class Sweeper:
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
         now_ms = self._now_ms(topic)  # The time above came before the comparison.
-        if self._must_rest(steady_ms, clock.steady_ms()):
+        if clock.steady_ms() < steady_ms:
             raise Unavailable("The clock jumped.")
         await leader.raise_floor(floor_of(leader.topic, now_ms, self._margin_ms))
         more = True
@@ -363,7 +359,8 @@ class Sweeper:
         now_ms = self._now_ms(leader.topic)
         number = log.number
         assert number is not None
-        if root.state is not RootState.DROPPED:
+        was_dropped = root.state is RootState.DROPPED
+        if not was_dropped:
             tail = await self._around.payload_logs.tail(log, root)
 
             def is_over(now: Root) -> bool:
@@ -374,11 +371,10 @@ class Sweeper:
             if not await leader.payloads.drop(number, is_over):
                 return
             report.payload_logs += 1
-            report.rows += await self._around.payload_logs.empty(log)
-            return
-        report.rows += await self._around.payload_logs.empty(log)
+        went = await self._around.payload_logs.empty(log)
+        report.rows += went
         floor = leader.hold.root.floor
-        if may_forget(root, number, floor=floor, now_ms=now_ms, lives=self._lives):
+        if was_dropped and may_forget(root, number, floor=floor, now_ms=now_ms, lives=self._lives):
             await leader.payloads.forget(number)
 
     async def _sweep_generations(self, topic: TopicId, below: int, report: SweepReport) -> None:
@@ -392,7 +388,8 @@ class Sweeper:
                     resolver, topic, generation, after, self._pages_max
                 )
                 report.rows += went
-            report.rows += await forget_marks(resolver, LogId(topic, generation))
+            went = await forget_marks(resolver, LogId(topic, generation))
+            report.rows += went
         while found := await self._around.payload_logs.of_generations(topic, below):
             for log in found:
                 await self._around.payload_logs.forget(log)

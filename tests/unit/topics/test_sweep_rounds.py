@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any
 
 import pytest
 
 from broker.errors import Unavailable
-from broker.model import TopicId
+from broker.model import PublishRequest, TopicId
 from broker.testing.virtual_time import pass_time
 from broker.topics.retention import Sweeper
 from tests.kit.bench import Bench
@@ -60,6 +61,24 @@ async def test_topics_of_a_hung_region_hold_up_no_other(many: Bench) -> None:
     assert (report.topics, report.skipped) == (20, 20)
     assert report.problem is not None
     assert "the region does not answer" in report.problem
+
+
+async def test_a_report_has_the_rows_of_topics_that_were_swept_side_by_side(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in GOOD[:3]:
+        await bench.create(topic)
+        await bench.topics.publish(topic, PublishRequest(None, [b"m"]))
+        await bench.topics.delete(topic)
+    real, calls = bench.table.scan, count()
+
+    async def slow(*given: Any, **named: Any) -> Any:
+        await pass_time(0.01 * (next(calls) % 3))
+        return await real(*given, **named)
+
+    monkeypatch.setattr(bench.table, "scan", slow, raising=False)
+    report = await Sweeper(bench.topics.leaders).sweep()
+    assert (report.topics, report.rows) == (3, 3)
 
 
 async def test_a_hung_topic_is_tried_again_ever_later_and_the_others_each_time(many: Bench) -> None:
