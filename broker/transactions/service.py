@@ -182,10 +182,10 @@ class Transactions:
             )
 
     async def _was_used(self, deadline: float | None) -> bool:
-        """Return whether the service has a journal."""
+        """Return whether the service has a journal, which may begin during the look."""
         if self._is_unused is None:
             async with in_time(self._around.clock, deadline):
-                self._is_unused = await self._journal.is_missing()
+                self._is_unused = await self._journal.is_missing() and self._is_unused is None
         return not self._is_unused
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from broker.errors import (
     BadRequest,
+    Fenced,
     NotFound,
     OutcomeUnknown,
     TransactionConflict,
     TransactionNotInProgress,
     Unavailable,
 )
+from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
 from broker.transactions.service_settings import TransactionSettings
 from tests.kit.bench import Bench, Gate, done_but, failing, settle
@@ -53,6 +56,24 @@ async def test_committed_transactions_are_visible_and_those_in_progress_are_not(
     await service.can_commit(second.transaction_id, [b"b"])
     with pytest.raises(TransactionConflict):
         await service.can_commit(second.transaction_id, [b"a"])
+
+
+async def test_a_look_for_the_journal_that_ends_after_its_first_transaction_changes_nothing(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, looked = service.bench.topics.leaders.registry, Gate()
+    monkeypatch.setattr(registry, "read", partial(looked.after, registry.read))
+    looking = asyncio.ensure_future(service.check_in_progress(7, None, alone=True))
+    await looked.reached.wait()
+    monkeypatch.undo()
+    await service.start()
+    looked.open()
+    with pytest.raises(TransactionNotInProgress):
+        await looking
+    service.bench.leader(TRANSACTIONS).end(Fenced("over"))
+    assert service.state is None
+    with pytest.raises(TransactionNotInProgress):
+        await service.check_in_progress(7, None, alone=True)
 
 
 async def test_each_transaction_is_counted_by_its_outcome(service: Service) -> None:
