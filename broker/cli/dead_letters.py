@@ -64,6 +64,7 @@ def dead_letters() -> None:
 
 def _json(letter: OpenLetter) -> dict[str, Any]:
     told = letter._asdict()
+    del told["read_through"]
     return {
         "id": letter.id.hex(),
         **told,

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
 _HOME: Final = "broker.client.sync"
@@ -33,11 +34,28 @@ def described(call: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T
     given = str(signature.return_annotation).replace("AsyncGenerator", "Generator")
     given = given.replace("Reading", "SyncReading")
     owner, _, name = method.__qualname__.partition(".")
-    if owner == "Reader":
-        owner = "Client"
     call.__module__, call.__qualname__ = _HOME, f"Sync{owner}.{name}"
     vars(call)["__signature__"] = signature.replace(return_annotation=given)
     return call
+
+
+def made(
+    door: Callable[..., Any],
+    method: Callable[Concatenate[A, P], T],
+    client: A,
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Call ``method``. The TypeError for arguments that it does not take names ``door``, which the caller called."""
+    try:
+        return method(client, *args, **kwargs)
+    except TypeError:
+        try:
+            inspect.signature(door).bind(None, *args, **kwargs)
+        except TypeError as wrong:
+            raise TypeError(f"{door.__qualname__}(): {wrong}.") from None
+        raise
 
 
 def blocking(
@@ -46,6 +64,6 @@ def blocking(
     """Return the blocking form of a method."""
 
     def call(self: Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._wait(method(self._client, *args, **kwargs))
+        return self._wait(made(call, method, self._client, *args, **kwargs))
 
     return described(call, method)

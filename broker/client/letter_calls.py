@@ -31,7 +31,8 @@ class OpenLetter(NamedTuple):
     """A dead letter.
 
     ``message`` is the letter as it is in the topic of dead letters, and ``message_id`` the id of the message that failed.
-    ``left_out`` names the parts that the letter does not have. ``time`` is when it was given up, RFC 3339.
+    ``left_out`` names the parts that the letter does not have. ``time`` is when it was given up, RFC 3339. It was open when
+    the message ``read_through`` was the last one in the topic of dead letters.
     """
 
     message: Message
@@ -42,6 +43,7 @@ class OpenLetter(NamedTuple):
     reason: str
     time: str
     left_out: str
+    read_through: MessageId
 
     @property
     def id(self) -> MessageId:
@@ -102,7 +104,8 @@ class DeadLetterCalls:
             The id of the new message; None if the message was published by an earlier attempt.
 
         Raises:
-            NotFound: there is no such open letter; or it leaves parts out, and the message that has them is gone.
+            NotFound: there is no such open letter, also if it was retried or dropped since ``list``; or it leaves parts
+                out, and the message that has them is gone.
         """
         found = await self._found(topic, letter, letters)
         whole = await self._whole(found)
@@ -131,9 +134,16 @@ class DeadLetterCalls:
     async def _found(
         self, topic: TopicName, letter: OpenLetter | IdPlace, letters: TopicName | None
     ) -> OpenLetter:
-        if isinstance(letter, OpenLetter):
-            return letter
-        return await self.get(topic, letter, letters=letters)
+        if not isinstance(letter, OpenLetter):
+            return await self.get(topic, letter, letters=letters)
+        since = self._client.read(
+            self._letters(topic, letters), letter.read_through, inclusive=False
+        )
+        async with aclosing(since.pages()) as pages:
+            async for page in pages:
+                if any(_id(message, SETTLED) == letter.id for message in page):
+                    raise NotFound(f"Dead letter {letter.id.hex()} was retried or dropped since.")
+        return letter
 
     def _letters(self, topic: TopicName, letters: TopicName | None) -> TopicId:
         resolve = self._client._topic  # noqa: SLF001 - The same package.
@@ -147,6 +157,7 @@ class DeadLetterCalls:
         name = f"{of.namespace}/{of.topic}"
         settled: set[MessageId] = set()
         try:
+            through = (await self._client.range(self._letters(topic, letters))).latest
             async for message in self._client.read(self._letters(topic, letters)):
                 if (mark := _id(message, SETTLED)) is not None:
                     settled.add(mark)
@@ -156,7 +167,7 @@ class DeadLetterCalls:
                 return  # It has no letters yet.
             raise
         async for message in self._client.read(self._letters(topic, letters)):
-            found = _letter(message)
+            found = _letter(message, through)
             if found is not None and found.topic == name and found.id not in settled:
                 yield found
 
@@ -183,8 +194,8 @@ class DeadLetterCalls:
         )
 
 
-def _letter(message: Message) -> OpenLetter | None:
-    """Return a message as a dead letter; None if it is none."""
+def _letter(message: Message, through: MessageId) -> OpenLetter | None:
+    """Return a message as a dead letter, as of when ``through`` was the last one; None if it is none."""
     identifier = _id(message, f"{PREFIX}id")
     if identifier is None:
         return None
@@ -201,6 +212,7 @@ def _letter(message: Message) -> OpenLetter | None:
         told("reason"),
         told("time"),
         message.headers.get(LEFT_OUT, b"").decode("utf-8", "backslashreplace"),
+        through,
     )
 
 

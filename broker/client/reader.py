@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -355,3 +356,8 @@ class Reader(SubscriberFactory[Subscriber]):
 
     def _source(self, topic: TopicName) -> tails.TailSource:
         return tails.TailSource(self._topic(topic), self._calls.stream, self._retrier)
+
+
+for _method in vars(Reader).values():
+    if inspect.isfunction(_method):  # Errors name the class that the caller uses.
+        _method.__qualname__ = f"Client.{_method.__name__}"

@@ -146,3 +146,8 @@ class SubscriberFactory(Generic[S]):
         options: SubscriberOptions,
     ) -> S:
         raise NotImplementedError
+
+
+SubscriberFactory.subscriber.__qualname__ = (
+    "subscriber"  # Errors name no class that the caller does not use.
+)

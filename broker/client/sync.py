@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.bridge import Bridge, CallersThread
-from broker.client.facade import blocking, described
+from broker.client.facade import blocking, described, made
 from broker.client.handler import Handler
 from broker.client.later import Counts
 from broker.client.place_store import PlaceStore
@@ -70,7 +70,7 @@ def _iterating(
     """Return the blocking form of a method of ``Client`` that yields items."""
 
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
-        yield from self._iterate(method(self._client, *args, **kwargs))
+        return self._iterate(made(call, method, self._client, *args, **kwargs))
 
     return described(call, method)
 
@@ -82,11 +82,15 @@ def _in_pages(
     """Return ``method`` as ``_iterating`` does, but cross threads only once for each of its ``pages``."""
 
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
-        with closing(self._iterate(pages(self._client, *args, **kwargs))) as received:
-            for page in received:
-                yield from page
+        return _flat(self._iterate(made(call, pages, self._client, *args, **kwargs)))
 
     return described(call, method)
+
+
+def _flat(pages: Generator[Sequence[T]]) -> Generator[T]:
+    with closing(pages):
+        for page in pages:
+            yield from page
 
 
 def _reading(
@@ -95,7 +99,7 @@ def _reading(
     """Return the blocking form of a method that returns a reading."""
 
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> SyncReading:
-        return SyncReading(self, method(self._client, *args, **kwargs))
+        return SyncReading(self, made(call, method, self._client, *args, **kwargs))
 
     return described(call, method)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from broker.client.bridge import Bridge, CallersThread
 from broker.client.cursors import CursorCalls
@@ -12,6 +12,7 @@ from broker.client.letter_calls import DeadLetterCalls
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberCounts
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 
@@ -62,12 +63,16 @@ class SyncWait(Protocol):
         """Return the result of the call."""
 
 
-class SyncCursorCalls:
-    """The calls of named cursors; see ``Client.cursors``."""
+class _SyncCalls(Generic[C]):
+    """An object with asyncio methods, and the wait for the results of their calls."""
 
-    def __init__(self, calls: CursorCalls, wait: SyncWait) -> None:
+    def __init__(self, calls: C, wait: SyncWait) -> None:
         self._client = calls
         self._wait = wait
+
+
+class SyncCursorCalls(_SyncCalls[CursorCalls]):
+    """The calls of named cursors; see ``Client.cursors``."""
 
     list = blocking(CursorCalls.list)
     get = blocking(CursorCalls.get)
@@ -75,12 +80,8 @@ class SyncCursorCalls:
     delete = blocking(CursorCalls.delete)
 
 
-class SyncDeadLetterCalls:
+class SyncDeadLetterCalls(_SyncCalls[DeadLetterCalls]):
     """The calls of dead letters, blocking; see ``DeadLetterCalls``."""
-
-    def __init__(self, calls: DeadLetterCalls, wait: SyncWait) -> None:
-        self._client = calls
-        self._wait = wait
 
     list = blocking(DeadLetterCalls.list)
     get = blocking(DeadLetterCalls.get)

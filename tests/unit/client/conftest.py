@@ -22,6 +22,7 @@ VIRTUAL = (
     "test_retrier",
     "test_transactions.",
     "test_lane.",
+    "test_later.",
     "test_bulk.",
     "test_room.",
     "test_tail.",

@@ -9,7 +9,7 @@ import pytest
 
 from broker.client import NewMessage, SubscriberOptions, TopicNotFound
 from broker.client.dead_letters import RETRY_FOR, retry_for
-from broker.errors import BodyTooLarge
+from broker.errors import BodyTooLarge, NotFound
 from broker.model import Message
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
@@ -167,3 +167,24 @@ async def test_a_letter_that_is_refused_for_good_ends_the_subscriber_with_its_pl
     cursor = await client.cursors.get(TOPIC, "mailer")
     assert cursor.after == (await client.poll(TOPIC))[0].id
     assert "holder" not in cursor.data
+
+
+@pytest.mark.parametrize("first", ["retry", "drop"])
+@pytest.mark.parametrize("then", ["retry", "drop"])
+async def test_a_letter_that_was_settled_since_it_was_listed_is_not_open(
+    world: World, first: str, then: str
+) -> None:
+    client = world.client()
+    handled = Handled(lambda payload: payload != b"end")
+    await client.publish(TOPIC, [b"a", b"b", b"end"])
+    async with running(client.subscriber(TOPIC, "mailer", handled, tries_max=1)):
+        await handled.until(1)
+    calls = client.dead_letters
+    one, two = await calls.list(TOPIC)
+    await getattr(calls, first)(TOPIC, one.id)
+    await getattr(calls, then)(TOPIC, two)
+    before = await client.poll(TOPIC)
+    for letter in one, two:
+        with pytest.raises(NotFound, match="since"):
+            await getattr(calls, then)(TOPIC, letter)
+    assert await client.poll(TOPIC) == before

@@ -144,6 +144,28 @@ def test_the_methods_are_those_of_the_client_with_their_signatures_and_documenta
     assert SyncClient.poll.__qualname__ == "SyncClient.poll"
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda client: client.tail("ns1/t1", follow=False), r"Client\.tail\(\).*follow"),
+        (lambda client: client.events(), r"Client\.events\(\).*topic"),
+        (lambda client: client.read("ns1/t1", upto=1), r"Client\.read\(\).*upto"),
+        (lambda client: client.poll("ns1/t1", None, 3), r"Client\.poll\(\).* positional"),
+        (lambda client: client.publish(), r"Client\.publish\(\).*topic"),
+        (lambda client: client.subscriber("ns1/t1"), r"^subscriber\(\).*name"),
+        (lambda client: client.subscriber("ns1/t1", "a", print, to=1), "no option to"),
+        (lambda client: client.transaction(lable="x"), r"Client\.transaction\(\).*lable"),
+        (lambda client: client.cursors.get("ns1/t1"), r"CursorCalls\.get\(\).*name"),
+    ],
+)
+def test_an_error_of_a_call_names_the_door(call, told):
+    blocking = f"^Sync{told}" if told[0] == "C" else told
+    with SyncClient("http://127.0.0.1:1") as client, pytest.raises(TypeError, match=blocking):
+        call(client)
+    with pytest.raises(TypeError, match=told):
+        call(Client("http://127.0.0.1:1"))
+
+
 def test_a_reading_has_the_methods_of_the_clients():
     for name, method in inspect.getmembers(Reading, inspect.isfunction):
         if not name.startswith("_"):
