@@ -24,12 +24,13 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.transfer.sidecars import beside, place, read_json, write_json
+from broker.cli.transfer.sidecars import beside, damaged, place, read_json, write_json
 
 NAMES: Final = ("status.json", "stop", "lock")
 LOCK_WAIT_S: Final = 1.0
 """The time for which ``held`` tries to get the lock: ``is_held`` of another process takes it for a moment."""
 _TRY_S: Final = 0.05
+_WRITTEN: Final = {"job", "state", "error", "pid", "host", "told_ms", "queries"}
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -81,13 +82,15 @@ class Control:
         write_json(self._status, status)
 
     def read_status(self) -> dict[str, Any]:
-        """Return the job's last status. Raises click.ClickException if no job was run with these files."""
+        """Return the job's last status. Raises click.ClickException: no job has written it, or it is damaged."""
         status = read_json(self._status)
         if status is None:
             raise click.ClickException(
                 f"{self.folder.parent} has no status of a job. Name the folder of the job's checkpoint, or the folder "
                 "of its --control."
             )
+        if not status.keys() >= _WRITTEN:
+            raise damaged(self._status)
         return status
 
     def ask_to_stop(self) -> None:

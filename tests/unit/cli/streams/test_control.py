@@ -69,3 +69,10 @@ def test_a_missing_status_is_an_error(control: Control) -> None:
 )
 def test_a_job_whose_process_is_not_there_is_gone(told: str, is_held: bool, state: str) -> None:
     assert state_of({"state": told}, is_held=is_held) == state
+
+
+def test_a_damaged_status_is_named(control: Control) -> None:
+    control.folder.mkdir(parents=True)
+    (control.folder / "status.json").write_text('{"job": "counting"}')
+    with pytest.raises(click.ClickException, match=r"status.json is damaged"):
+        control.read_status()
