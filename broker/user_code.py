@@ -172,16 +172,17 @@ def traceback_of(error: BaseException) -> BaseException | None:
     return error if len(told) <= TRACEBACK_BYTES_MAX else None
 
 
-def check_takes(function: object, arguments: int, name: str) -> None:
+def check_takes(function: object, arguments: int, name: str, *, may_yield: bool = False) -> None:
     """Check before the first call that ``function`` can be called with so many arguments by position.
 
     Raises:
-        TypeError: it can't, or it is a generator, whose body no call would run.
+        TypeError: it can't, or it is a generator, whose body no call would run, unless it ``may_yield``.
     """
     if not callable(function):
         raise TypeError(f"{name} is a function, not {type(function).__name__}.")
     for each in (function, getattr(function, "__call__", None)):  # noqa: B004 - See below.
-        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+        yields = inspect.isgeneratorfunction(each) and not may_yield
+        if yields or inspect.isasyncgenfunction(each):
             raise TypeError(f"{name} has a yield in it: no call would run it.")
     try:
         signature = inspect.signature(function)

@@ -39,6 +39,9 @@ class Aggregating(Generic[K, V]):
         select: graph.Function | None,
         name: str | None,
     ) -> GroupedStream[K, Any]:
+        graph.check_plain(f"What {kind} makes", make, 0)
+        if select is not None:
+            graph.check_function(kind, select)
         operator = graph.Aggregate(
             name=self.builder.name_of(kind, name),
             parents=(self.operator,),

@@ -89,6 +89,7 @@ class StreamBuilder:
             name: names the operator; the job finds the operator's progress by this name.
             options: options of the format ``tms``. Here ``startingOffsets`` is ``"earliest"`` by default.
         """
+        _check_serde(deserializer, "deserialize")
         source = graph.Source(
             name=self._names.take("source", name),
             topic=topic,
@@ -133,8 +134,7 @@ class _Streaming(Generic[T]):
     def _step(
         self, kind: str, function: graph.Function, name: str, returns: str | None = None
     ) -> graph.Stateless:
-        if not callable(function) and not isinstance(function, str):
-            raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
+        graph.check_function(kind, function, 3 if kind == "to_stream" else 1)
         parents = (self.operator,)
         return graph.Stateless(
             name=name, parents=parents, kind=kind, function=function, returns=returns
@@ -149,6 +149,7 @@ class _Streaming(Generic[T]):
         self._end("print", None, Json(), name)
 
     def _end(self, kind: str, topic: str | None, serde: Serde[Any], name: str | None) -> None:
+        _check_serde(serde, "serialize")
         self.builder.add_end(
             graph.Sink(
                 name=self.builder.name_of(kind, name),
@@ -272,12 +273,16 @@ class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
 
     def window(self, windows: Windows, *, late: str | None = None) -> WindowedStream[K, V]:
         """Aggregate by window. A record whose window is closed goes to the topic ``late``."""
+        if not isinstance(windows, Windows):
+            raise TypeError(f"window takes tumbling(), sliding() or session(), not {windows!r}.")
         return WindowedStream(self.builder, self.operator, windows, late)
 
     def process(
         self, processor: Processor[V, R], *, name: str | None = None
     ) -> GroupedStream[K, R]:
         """Let your own processor work on the records of each key."""
+        if not isinstance(processor, Processor):
+            raise TypeError(f"process takes an object of your own Processor, not {processor!r}.")
         operator = graph.Process(
             name=self.builder.name_of("process", name),
             parents=(self.operator,),
@@ -325,6 +330,10 @@ class WindowedStream(Aggregating[K, V]):
     @override
     def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
         return GroupedStream(self.builder, operator)
+
+
+def _check_serde(serde: object, method: str) -> None:
+    graph.check_plain(f"{method} of {serde!r}", getattr(serde, method, None), 1)
 
 
 def _pair(key: Any, value: Any, _: Window | None) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ the others, or one of another kind, renames none.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from broker import user_code
 from broker.streams.accumulators import Accumulator
 from broker.streams.join_operators import Pairs
 from broker.streams.operators import Processor
@@ -24,6 +26,26 @@ from broker.streams.windows import Sliding, Windows
 
 Function = Callable[..., Any] | str
 """A function of Python, or SQL over the columns of a value."""
+
+
+def check_function(kind: str, function: object, arguments: int = 1) -> None:
+    """Check a function where the job is written. In a running job each record would fail, one after the other.
+
+    Raises:
+        TypeError: it is neither SQL nor a plain function that takes so many arguments.
+    """
+    if isinstance(function, str):
+        return
+    if not callable(function):
+        raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
+    check_plain(f"The function of {kind}", function, arguments, may_yield=kind == "flat_map")
+
+
+def check_plain(name: str, function: object, arguments: int, *, may_yield: bool = False) -> None:
+    """Raise TypeError unless a function takes so many arguments, and is not asynchronous."""
+    user_code.check_takes(function, arguments, name, may_yield=may_yield)
+    if any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
+        raise TypeError(f"{name} is asynchronous, and a job awaits no function.")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

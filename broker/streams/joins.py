@@ -93,6 +93,7 @@ class Joined(Generic[T, U]):
 
         SQL uses the columns ``left`` and ``right``.
         """
+        graph.check_function("apply", function, 2)
         builder = self._left.builder
         operator = graph.Join(
             name=builder.name_of("join", name),

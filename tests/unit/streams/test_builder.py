@@ -1,13 +1,19 @@
 """Building a job: its names, its plan, and the mistakes that the builder refuses."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from operator import itemgetter
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from typing_extensions import override
 
 from broker.streams import Job, Json, StreamBuilder, Text, session, sliding, tumbling
+from broker.streams.accumulators import Count
 from broker.streams.graph import Sink, Source, upstream
+from broker.streams.operators import Processor, State
 
 
 @pytest.fixture
@@ -52,7 +58,64 @@ class TestNames:
             builder.source("a", Text()).sink("b", Text(), name=name)
 
 
+async def waits(value: Any) -> Any:
+    return value
+
+
+def yields(value: Any) -> Any:
+    yield value
+
+
+class Mine(Processor[Any, Any]):
+    @override
+    def process(self, key: Any, value: Any, time_ms: int, state: State) -> Any:
+        return ()
+
+
+class Waits:
+    async def deserialize(self, payload: bytes) -> Any:
+        return payload
+
+    serialize = deserialize
+
+
+MISTAKES: dict[str, Callable[[Any], object]] = {
+    "two arguments": lambda s: s.map(pow),
+    "no argument": lambda s: s.filter(lambda: True),
+    "asynchronous": lambda s: s.filter(waits),
+    "a generator": lambda s: s.map(yields),
+    "no function": lambda s: s.foreach(1),
+    "a branch": lambda s: s.branch(lambda: True),
+    "a key": lambda s: s.key_by(lambda one, other: one),
+    "a time": lambda s: s.select_timestamp(waits),
+    "to_stream": lambda s: s.key_by(str).to_stream(lambda key, value: value),
+    "a selection": lambda s: s.key_by(str).count(lambda: 1),
+    "an accumulator": lambda s: s.key_by(str).aggregate(Count()),
+    "a class with arguments": lambda s: s.key_by(str).aggregate(Text.serialize),
+    "a processor's class": lambda s: s.key_by(str).process(Mine),
+    "a window's text": lambda s: s.key_by(str).window("1m"),
+    "a join": lambda s: s.join(s).where(str).equal_to(str).apply(lambda pair: pair),
+    "a serializer's class": lambda s: s.sink("b", Json),
+    "a serializer": lambda s: s.sink("b", Waits()),
+    "a deserializer's class": lambda s: s.builder.source("b", Json),
+    "a deserializer": lambda s: s.builder.source("b", None),
+}
+
+
 class TestRefusals:
+    @pytest.mark.parametrize("mistake", MISTAKES)
+    def test_a_function_of_the_wrong_shape_is_refused_where_it_is_written(
+        self, builder: StreamBuilder, mistake: str
+    ) -> None:
+        """In a running job each message would become a dead letter."""
+        with pytest.raises(TypeError):
+            MISTAKES[mistake](builder.source("a", Text()))
+
+    def test_functions_of_any_kind_are_taken(self, builder: StreamBuilder) -> None:
+        lines = builder.source("a", Text()).flat_map(yields).map(partial(pow, 2)).map(itemgetter(0))
+        lines.key_by(max).process(Mine()).map(Text().serialize).aggregate(Count).sink("b", Json())
+        assert builder.build()
+
     def test_a_job_needs_an_id_and_an_end(self, builder: StreamBuilder) -> None:
         with pytest.raises(ValueError, match="needs an id"):
             StreamBuilder("")
