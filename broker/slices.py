@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -75,7 +75,7 @@ _soon: set[asyncio.Task[None]] = set()
 """Keeps the tasks alive: the event loop itself holds them only weakly."""
 
 
-def soon(steps: Generator[None, None, None]) -> None:
+def soon(steps: Iterator[None]) -> None:
     """Run the steps of work that no caller waits for: a few now, and the others in slices.
 
     Freeing is such work: 100,000 small objects hold the loop for 30 to 100 ms.
@@ -85,9 +85,15 @@ def soon(steps: Generator[None, None, None]) -> None:
             next(steps)
         except StopIteration:
             return
-    task = asyncio.get_running_loop().create_task(in_slices(steps))
+    task = asyncio.get_running_loop().create_task(_all_in_slices(steps))
     _soon.add(task)
     task.add_done_callback(_soon.discard)
+
+
+async def _all_in_slices(steps: Iterator[None]) -> None:
+    time = Slice()
+    for _ in steps:
+        await time.go_on()
 
 
 async def in_shared_slices(steps: Generator[None, None, _Result]) -> _Result:

@@ -14,6 +14,7 @@
     keyed_log.py  dedupe.py  producers.py        publishing once, by keys and by producers' numbers
     effects.py  mark_window.py                   whose effect a repetition finds; how long it counts
     stored_payloads.py  references.py            storing messages, and publishing them together
+    open_logs.py                                 the payload logs that a node keeps open, in number
     stages.py  payload_reader.py                 numbers of stages; reading stored messages
     topic_reader.py  fetch.py  pages.py          consuming: the rules, the pages of a reply
     streams.py  waiting_polls.py  cache.py       sending a reply; waiting for messages; recent messages in memory

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -139,11 +139,14 @@ class AnsweredKeys:
             self._budget.give()
             yield
 
-    def close(self) -> Generator[None, None, None]:
-        """Forget everything, and remember no more: the hold is done. Each step forgets one answer."""
+    def close(self) -> Iterator[None]:
+        """Forget everything at once, and remember no more: the hold is done. Each step frees one answer."""
         self._closed = True
         self._budget.leave(self)
         answers, self._answers = self._answers, OrderedDict()
+        return self._free(answers)
+
+    def _free(self, answers: OrderedDict[bytes, KeyedOutcome]) -> Iterator[None]:
         while answers:
             answers.popitem()
             self._budget.give()

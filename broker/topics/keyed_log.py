@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from broker.model import ROW_ID_MIN, PublishRequest, RowId
@@ -57,7 +57,11 @@ class KeyedLog:
 
     def forget(self) -> None:
         """Forget all answers: the hold is done, or another memory begins."""
-        soon(self._answered.close())
+        soon(self.forgetting())
+
+    def forgetting(self) -> Iterator[None]:
+        """Forget all answers from now on; each step frees one."""
+        return self._answered.close()
 
     def has_passed(self, first: RowId) -> bool:
         """Return whether the key of a request whose first message has this id counts no more."""

@@ -57,6 +57,12 @@ class Overdue:
         self.due = deadline
         self._timer = self._loop.call_later(deadline - self._clock.monotonic(), self._fire)
 
+    def stop(self) -> None:
+        """Watch no deadline any more: the timer would keep the queue in memory."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self.due = None, math.inf
+
     def _fire(self) -> None:
         self._timer, self.due = None, math.inf
         # The loop has another clock, and may call too early: then ``look`` finds the same deadline again.

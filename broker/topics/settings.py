@@ -36,7 +36,7 @@ class TopicSettings:
     idempotency_keys_bytes_max: int = 256 * 1024 * 1024
     """The memory for the keys of all topics of the node."""
     payload_logs_open_max: int = 1000
-    """The most payload logs of one topic that are kept open for writing."""
+    """The most payload logs of a node that are kept open for writing."""
     poll_messages_max: int | None = None
     page_rows_max: int = 5000
     page_bytes_max: int = 4 * 1024 * 1024

@@ -10,9 +10,11 @@ write in flight fails, because it expects a head that exists no more.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from broker.errors import (
@@ -25,6 +27,7 @@ from broker.errors import (
 )
 from broker.model import PublishRequest
 from broker.shield import begin, result_of
+from broker.slices import soon
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed
 from broker.storage.root import Root
@@ -56,7 +59,7 @@ class StoredPayloads:
         self._messages = messages
         self._hold = messages.writer.hold
         self._ended = ended
-        self._logs: OrderedDict[int, KeyedLog] = OrderedDict()
+        self._logs: dict[int, KeyedLog] = {}
         self._retiring: set[KeyedLog] = set()
         """Logs that a publish closes. Their writers may still have requests; so ``settled`` answers these, too."""
         self._users: Counter[int] = Counter()
@@ -83,7 +86,7 @@ class StoredPayloads:
 
         A store that comes now, or still looks up its key, opens the log again, and waits for the reference.
         """
-        known = self._logs.pop(number, None)
+        known = self._pop(number)
         if known is not None:
             self._retiring.add(known)
             await known.writer.idle()
@@ -212,7 +215,7 @@ class StoredPayloads:
             await asyncio.wait((reference,))
         known = self._logs.get(number)
         if known is not None and not known.writer.closed:
-            self._logs.move_to_end(number)
+            self._use(number, known)
             return known
         if number not in self._opening:
             claim = self._claim_log(number, begins=begins)
@@ -238,8 +241,17 @@ class StoredPayloads:
             confirm=lambda: self._confirm(number),
         )
         opened = self._logs[number] = KeyedLog(self._around, writer)
-        self._forget_idle()
+        self._use(number, opened)
         return opened
+
+    def _use(self, number: int, log: KeyedLog) -> None:
+        self._around.open_logs.use(log, partial(self._forget_idle, number))
+
+    def _pop(self, number: int) -> KeyedLog | None:
+        known = self._logs.pop(number, None)
+        if known is not None:
+            self._around.open_logs.leave(known)
+        return known
 
     def _forget_lost(self, number: int, writer: LogWriter, error: BrokerError) -> None:
         """Forget a log whose hold is done; the next store claims it again."""
@@ -247,16 +259,21 @@ class StoredPayloads:
             return
         known = self._logs.get(number)
         if known is not None and known.writer is writer:
-            self._logs.pop(number).forget()
+            self._pop(number)
+            known.forget()
         task = asyncio.ensure_future(_answer_unstored(writer, error))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    def _forget_idle(self) -> None:
-        surplus = len(self._logs) - self._around.settings.payload_logs_open_max
-        for number in list(self._logs)[: max(surplus, 0)]:
-            if number not in self._users and not self._logs[number].busy:
-                self._logs.pop(number).forget()
+    def _forget_idle(self, number: int) -> bool:
+        """Close a payload log that no request uses; the next store opens it again. Return False if one does."""
+        if number in self._users or self._logs[number].busy:
+            return False
+        known = self._pop(number)
+        assert known is not None, "it is open"
+        known.writer.retire()
+        known.forget()
+        return True
 
     async def _confirm(self, number: int) -> None:
         """Prove, with a read that begins after the call, that this leader still leads.
@@ -281,7 +298,7 @@ class StoredPayloads:
         root = await self._around.payload_logs.root(log)
         if root is None or not may_drop(root) or self._is_in_use(number):
             return False
-        known = self._logs.pop(number, None)
+        known = self._pop(number)
         if known is not None:
             known.writer.retire()
             known.forget()
@@ -329,7 +346,8 @@ class StoredPayloads:
         for writer in self._writers():
             writer.close(error)
         for log in self._logs.values():
-            log.forget()
+            self._around.open_logs.leave(log)
+        soon(chain.from_iterable([log.forgetting() for log in self._logs.values()]))
 
     async def quiet(self) -> None:
         """Wait, after the end, until every write in flight has its outcome."""

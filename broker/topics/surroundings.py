@@ -17,6 +17,7 @@ from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
 from broker.topics.ids import RowIds, first_timestamp_ms
 from broker.topics.mark_window import MarkWindow
+from broker.topics.open_logs import OpenLogs
 from broker.topics.queue_budget import QueueBudget
 from broker.topics.settings import TopicSettings
 from broker.topics.told_once import GapsPassed, IdsAhead
@@ -38,6 +39,7 @@ class Surroundings:
         "keys",
         "logs",
         "metrics",
+        "open_logs",
         "other_clocks",
         "owner",
         "payload_logs",
@@ -84,6 +86,7 @@ class Surroundings:
         """The memory of the records of the topics in use."""
         self.keys = KeyBudget(settings.idempotency_keys_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
+        self.open_logs = OpenLogs(settings.payload_logs_open_max)
         self.ids_ahead = IdsAhead()
         self.gaps = GapsPassed()
         self.browsing: AbstractAsyncContextManager[object] = (

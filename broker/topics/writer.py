@@ -182,6 +182,7 @@ class LogWriter:
         """Accept no more requests, without calling ``lost``. No request may be queued or in flight."""
         self.closed = True
         self.hold.end()
+        self._overdue.stop()
 
     async def settled(self) -> list[Write]:
         """Return the requests of a closed writer that were certainly not stored, in their order."""
@@ -195,6 +196,7 @@ class LogWriter:
         writes.extend(self._queue)
         self._queue.clear()
         self._waiting.clear()
+        self._overdue.stop()
         return writes
 
     # Batches.
@@ -215,10 +217,8 @@ class LogWriter:
 
     def _may_send(self) -> bool:
         """Return whether a batch may be sent. Behind another batch only a request that fills an entry alone may go."""
-        if not self._under_way:
-            return True
         is_large = self._queue[0].size >= ENTRY_BYTES_MAX
-        return is_large and len(self._under_way) < self.hold.in_flight_max
+        return not self._under_way or (is_large and len(self._under_way) < self.hold.in_flight_max)
 
     async def _send(self) -> None:
         """Form a batch of the queued requests, and commit it."""

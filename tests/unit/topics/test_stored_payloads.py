@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from broker import slices
 from broker.errors import (
     Fenced,
     OutcomeUnknown,
@@ -15,7 +18,7 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
-from broker.model import Poll, RollbackRange, Snapshot
+from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.slices import ASIDE_BYTES_MIN
 from broker.storage import head as heads
 from broker.storage.head import PageState
@@ -24,7 +27,9 @@ from broker.storage.ownpage import PageBounds
 from broker.storage.root import RootState
 from broker.storage.table import NotWritten, Space
 from broker.topics import keyed_log
+from broker.topics.dedupe import KEY_BYTES
 from broker.topics.settings import PublishOptions
+from broker.topics.writer import LogWriter
 from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, is_root, passing, settle
 
 LOG = LogId(TOPIC, 1, 5)
@@ -328,6 +333,46 @@ async def test_few_payload_logs_stay_open_and_those_in_use_do(
     for number in range(5, 26):
         await bench.publish(pointer=number)
     assert await bench.payloads() == [b"a", b"b", slow_payload, *[b"x"] * 24]
+
+
+async def test_few_payload_logs_of_all_topics_stay_open(bench: Bench) -> None:
+    bench.restart(payload_logs_open_max=3)
+    for name in "ab":
+        await bench.create(TopicId("ns", name))
+        for number in range(5):
+            await bench.topics.store(TopicId("ns", name), PublishRequest(number, [b"x"]))
+    assert len(bench.around.open_logs) == 3
+    bench.leader(TopicId("ns", "b")).end(Fenced("over"))
+    assert len(bench.around.open_logs) == 0
+
+
+async def test_a_closed_payload_log_is_freed_before_the_deadlines_of_its_stores(
+    bench: Bench,
+) -> None:
+    bench.restart(payload_logs_open_max=1)
+    await bench.create()
+    writers = weakref.WeakSet[LogWriter]()
+    for number in range(5):
+        late = PublishOptions(deadline=bench.clock.monotonic() + 300)
+        await bench.stored(number, b"x", options=late)
+        writers.update(log.writer for log in bench.leader().payloads._logs.values())
+    await settle()
+    gc.collect()
+    assert len(writers) == 1
+
+
+async def test_many_payload_logs_with_keys_close_in_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "STEPS_NOW_MAX", 3)
+    await bench.create()
+    for number in range(10):
+        await bench.stored(number, b"x", options=PublishOptions(key="k"))
+    held = bench.around.keys.bytes
+    bench.leader().end(Fenced("over"))
+    assert bench.around.keys.bytes == held - 3 * KEY_BYTES
+    await settle(50)
+    assert bench.around.keys.bytes == 0
 
 
 async def test_payload_ids_rise_though_their_log_was_forgotten_and_the_clock_steps_back(
