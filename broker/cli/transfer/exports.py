@@ -21,6 +21,7 @@ import click
 
 from broker.cli import cursorfile
 from broker.cli.cursorfile import CursorLog
+from broker.cli.output import write_line
 from broker.cli.transfer import sidecars
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import Format
@@ -169,7 +170,7 @@ class Export:
         if after[:ROW_ID_BYTES] > through[:ROW_ID_BYTES]:
             return
         begin = Place(after, state["generation"])
-        left = self._client.range(self._wanted.topic, after=begin, through=through).messages
+        left = self._left(begin, through)
         with messages_bar() as bar:
             task = bar.add_task("exporting", total=left)
             for chunk in self._chunks(begin, through):
@@ -182,6 +183,21 @@ class Export:
                     **self._contents.as_json(),
                 )
                 bar.advance(task, len(chunk))
+
+    def _left(self, after: Place, through: MessageId) -> int:
+        """Return the number of messages to export; tell of those that were there, and are not any more."""
+        found = self._client.range(self._wanted.topic, after=after, through=through)
+        if not self.is_resumed and after.id < found.earliest <= through:
+            # Messages that had expired before the export began are not missing.
+            start = after._replace(id=found.earliest)
+            found = self._client.range(self._wanted.topic, after=start, through=through)
+        if found.lost:
+            write_line(
+                f"at least {found.lost:,} messages are missing in {self._wanted.file}: they expired or were purged during "
+                "the export, or a repair of the store did not find them",
+                err=True,
+            )
+        return found.messages
 
     def _chunks(self, after: Place, through: MessageId) -> Iterator[list[Message]]:
         """Yield the messages of ``(after, through]`` in lists of bounded size."""

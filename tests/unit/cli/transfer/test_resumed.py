@@ -14,6 +14,7 @@ import pytest
 
 from broker.cli.transfer import exports, imports
 from broker.cli.transfer.formats import FORMATS
+from broker.client import Client
 from broker.model import PublishRequest, TopicId
 from tests.kit.serving import Broker, Http, listening
 from tests.unit.cli.running import run
@@ -145,3 +146,16 @@ async def test_a_damaged_part_of_parquet_is_named(
     assert (await transfer("export", "parquet"))[0] == 0
     read = FORMATS["parquet"].read(tmp_path / "m.parquet")
     assert [message.payload for message in read] == PAYLOADS
+
+
+async def test_messages_that_were_purged_meanwhile_are_told(
+    transfer: Transfer, http: Http, tmp_path: Path
+) -> None:
+    await transfer("export", cut=True)
+    async with Client(http.url) as client:
+        await client.purge("default/t", "now")
+    code, told = await transfer("export")
+    assert (code, "at least 4 messages are missing" in told) == (0, True), told
+    (tmp_path / "m.jsonl").unlink()
+    code, told = await transfer("export")
+    assert (code, "missing" in told) == (0, False), told
