@@ -9,6 +9,7 @@ header of each page of the wanted columns. A header is a struct of Thrift's comp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from broker.wire.attributes import HEADERS_MAX
@@ -20,6 +21,8 @@ VALUES_MAX: Final = 20_000_000
 BATCH_BYTES: Final = 32 << 20
 ROWS_AT_ONCE: Final = 1000
 HEADER_BYTES_MAX: Final = 1 << 20
+_HEADER_BYTES: Final = 1 << 9
+_UNREADABLE: Final = "the header of a page can't be read"
 _BOOLEANS, _NUMBERS, _DOUBLE, _BINARY, _STRUCT = (1, 2), (3, 4, 5, 6), 7, 8, 12
 _DEPTH_MAX: Final = 4
 
@@ -56,15 +59,13 @@ def pages(file: BinaryIO, column: Any) -> Iterator[Page]:
         at = min(at, column.dictionary_page_offset)
     end = at + column.total_compressed_size
     while at < end:
-        file.seek(at)
-        header = _Compact(file.read(min(HEADER_BYTES_MAX, end - at)))
+        found, header_bytes = _header(file, at, end)
         try:
-            found = header.struct()
             values = next((found[each][1] for each in (5, 8) if each in found), 0)
             page = Page(found[2], found[3], values)
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError("the header of a page can't be read") from error
-        at += header.at + page.packed
+        except (KeyError, TypeError) as error:
+            raise ValueError(_UNREADABLE) from error
+        at += header_bytes + page.packed
         if not 0 <= page.unpacked <= PAGE_BYTES_MAX:
             raise ValueError(
                 f"{column.path_in_schema}: a page of {page.unpacked:,} bytes; {PAGE_BYTES_MAX:,} are allowed"
@@ -72,6 +73,16 @@ def pages(file: BinaryIO, column: Any) -> Iterator[Page]:
         if page.packed < 0 or page.values < 0 or at > end:
             raise ValueError(f"{column.path_in_schema}: a page is longer than its column")
         yield page
+
+
+def _header(file: BinaryIO, at: int, end: int) -> tuple[Mapping[int, Any], int]:
+    """Return the header of a page, and its size. Most are short, and a column may have millions. Raises ValueError."""
+    for size in (_HEADER_BYTES, HEADER_BYTES_MAX):
+        file.seek(at)
+        header = _Compact(file.read(min(size, end - at)))
+        with suppress(IndexError):
+            return header.struct(), header.at
+    raise ValueError(_UNREADABLE)
 
 
 class _Compact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import io
 import json
 import lzma
 import resource
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from broker.cli.transfer import avro_container, jsonlines, sidecars
+from broker.cli.transfer import avro_container, jsonlines, parquet_pages, sidecars
 from broker.cli.transfer.avrofile import AvroFile
 from broker.cli.transfer.formats import FORMATS
 from broker.cli.transfer.jsonlines import JsonLines
@@ -273,6 +274,26 @@ def test_a_page_whose_size_the_footer_does_not_tell_is_refused(tmp_path: Path) -
     refusal, grown = read_in_a_process(file)
     assert "bytes" in refusal
     assert grown < 150
+
+
+def test_a_page_is_counted_by_few_bytes(tmp_path: Path) -> None:
+    """A file of 40 MB may have a million pages: with 1 MiB read for each, its import took minutes."""
+    table = pa.table({"payload": pa.array([b"x"] * 2_000, pa.binary())})
+    file = tmp_path / "pages.parquet"
+    small: Any = {"data_page_size": 1, "write_batch_size": 1, "use_dictionary": False}
+    parquet.write_table(table, file, compression="NONE", **small)
+    counted = []
+
+    class Counting(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            found = super().read(size)
+            counted.append(len(found))
+            return found
+
+    with Counting(file) as raw, parquet.ParquetFile(file) as opened:
+        assert parquet_pages.rows_at_once(raw, opened.metadata, ["payload"])
+    assert len(counted) == 2_000
+    assert sum(counted) < 2_000 * 1_000
 
 
 def test_a_row_of_very_many_headers_is_refused(tmp_path: Path) -> None:
