@@ -32,6 +32,11 @@ class Health:
         self._metrics = metrics
         self._openapi = openapi
 
+    async def product(self, _: Request) -> Answer:
+        """Answer which product this is, and where its interface is described."""
+        told = {"product": "tms-broker", "version": self._version, "interface": "/openapi.json"}
+        return json_reply(told)
+
     async def ping(self, _: Request) -> Answer:
         """Answer as the original does."""
         return _PONG

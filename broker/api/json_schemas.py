@@ -325,6 +325,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
         topic=TOPIC_NAME, node=nullable(_INSTANCE), url=nullable(STRING), changed=BOOLEAN
     ),
     "Health": record(status={"const": "ok"}, version=STRING),
+    "Product": record(
+        product={"const": "tms-broker"}, version=STRING, interface={"const": "/openapi.json"}
+    ),
     "Ready": record(status={"const": "ready"}),
     "ServiceStatus": record(status={"const": "OK"}),
 }

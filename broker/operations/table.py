@@ -272,6 +272,8 @@ OPERATIONS: Final = (
         gives=_json("Ready")),
     _node("metrics", template="/metrics", summary="Show all metrics for Prometheus.",
         told="The metrics, in the text format.", gives=((METRICS, STRING),)),
+    _node("product", template="/", summary="Ask which product this is, and where its interface is described.",
+        told="Its name and version.", gives=_json("Product")),
     _node("openapi", template="/openapi.json", summary="Show this document.", told="OpenAPI 3.1.",
         gives=((JSON, {"type": "object"}),)),
 )

@@ -46,6 +46,7 @@ NOTHING_TO_GET_WRONG = {
     "namespaces",
     "openapi",
     "ping",
+    "product",
     "pins",
     "readyz",
     "service_status",

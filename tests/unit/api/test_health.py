@@ -21,3 +21,9 @@ async def test_metrics_count_answers_by_route_and_code(broker: Broker) -> None:
     text = (await broker.call("GET", "/metrics")).body.decode()
     assert 'broker_requests_total{code="topic_not_found",kind="show_topic",node="test"} 1.0' in text
     assert 'kind="create_topic"' in text
+
+
+async def test_the_root_names_the_product_and_its_interface(broker: Broker) -> None:
+    told = (await broker.call("GET", "/")).json
+    assert (told["product"], told["version"]) == ("tms-broker", "test")
+    assert (await broker.call("GET", told["interface"])).json["openapi"] == "3.1.0"
