@@ -175,6 +175,12 @@ async def asked(method: Callable[..., Awaitable[T] | T], *arguments: Any) -> T:
         del made  # The traceback of its error keeps this frame.
 
 
+def name_of(aware: TransactionAware) -> str:
+    """Return a participant's name for errors; that of its type if its own can't be had."""
+    named = user_code.call(lambda: f"{aware.name}")
+    return user_code.storable(named.value or type(aware).__name__)
+
+
 async def resolved(value: Awaitable[T] | T) -> T:
     """Return the result of a method that may be plain or asynchronous."""
     return await value if inspect.isawaitable(value) else value

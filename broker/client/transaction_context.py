@@ -40,6 +40,7 @@ from broker.client.transaction_aware import (
     Topical,
     TransactionAware,
     asked,
+    name_of,
 )
 from broker.client.transaction_commit import Commit
 from broker.client.transaction_fate import Pause, TransactionFate, ask
@@ -253,7 +254,7 @@ class TransactionContext:
     async def _persist(self) -> None:
         for aware in self.participants:
             if not await asked(aware.commit_tx):
-                raise ParticipantFailed(f"{aware.name} could not persist its changes.")
+                raise ParticipantFailed(f"{name_of(aware)} could not persist its changes.")
 
     async def _decide(
         self, transaction: Snapshot, published: Callable[[], Collection[Topical]]
@@ -270,8 +271,8 @@ class TransactionContext:
             if not isinstance(error, Exception):
                 raise
             raise OutcomeUnknown(
-                f"It is unknown whether transaction {transaction.transaction_id} is committed: {error}. Nothing was "
-                "undone; recovery decides by the record in the database."
+                f"It is unknown whether transaction {transaction.transaction_id} is committed: "
+                f"{user_code.text_of(error)}. Nothing was undone; recovery decides by the record in the database."
             ) from error
         self.state = "decided"
 
@@ -292,7 +293,7 @@ class TransactionContext:
             try:
                 await asked(aware.post_commit)
             except _FAILURE as error:
-                error.add_note(f"Raised by {aware.name} after the transaction was committed.")
+                error.add_note(f"Raised by {name_of(aware)} after the transaction was committed.")
                 errors.append(error)
         if self._interrupted is not None:
             errors.insert(0, self._interrupted)
@@ -307,14 +308,14 @@ class TransactionContext:
         undone = True
         for aware in self.participants:
             try:
-                complete = await asked(aware.rollback_tx)
+                complete = bool(await asked(aware.rollback_tx))
             except _FAILURE as error:
                 complete = False
                 errors.append(error)
             if not complete:
                 undone = False
                 if aware is not self._last:
-                    self.left.append(aware.name)
+                    self.left.append(name_of(aware))
         if undone:
             self.state = "aborted"
             await self._tell_abort(errors)
@@ -347,7 +348,7 @@ class TransactionContext:
         transaction_id, failure = self._id, None
         self.state = "unknown"
         try:
-            done = await asked(self._service.invalidate, transaction_id)
+            done = bool(await asked(self._service.invalidate, transaction_id))
         except asyncio.CancelledError as error:
             done = False
             errors.append(error)
@@ -366,7 +367,7 @@ class TransactionContext:
             f"Transaction {transaction_id} may have changes that are not undone, and it is unknown whether it is "
             "invalid. It was not aborted."
         )
-        unknown = OutcomeUnknown(f"{text} {errors[0]}" if errors else text)
+        unknown = OutcomeUnknown(f"{text} {user_code.text_of(errors[0])}" if errors else text)
         unknown.__cause__ = failure or (errors[0] if errors else None)
         if errors and not isinstance(errors[0], BrokerError):
             errors.append(unknown)
@@ -387,7 +388,7 @@ def _with_notes(errors: Sequence[BaseException]) -> BaseException:
     first, *others = errors
     for other in others:
         notes = "".join(f" {note}" for note in getattr(other, "__notes__", ()))
-        first.add_note(f"Then: {type(other).__name__}: {other}{notes}")
+        first.add_note(f"Then: {user_code.text_of(other)}{notes}")
     raised = next((each for each in errors if not isinstance(each, Exception)), first)
     if raised is not first:
         raised.__cause__ = first

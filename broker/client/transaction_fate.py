@@ -24,7 +24,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from broker import retries
+from broker import retries, user_code
 from broker.client.transaction_aware import AnyTransactionService, asked
 from broker.escapes import escaping_logger
 from broker.model import Snapshot
@@ -80,7 +80,8 @@ async def ask(
             if found is not TransactionFate.UNKNOWN:
                 return found
         except Exception as error:  # noqa: BLE001 - The service may be of the caller's.
-            log.info("the transaction service did not tell the outcome of a transaction: %s", error)
+            told = user_code.text_of(error)
+            log.info("the transaction service did not tell the outcome of a transaction: %s", told)
         if attempt < ASKED_MAX:
             await pause(retries.jittered_s(attempt, PAUSE_MIN_S, PAUSE_MAX_S, rng))
     return TransactionFate.UNKNOWN

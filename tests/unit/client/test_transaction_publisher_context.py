@@ -651,6 +651,87 @@ async def test_any_end_of_a_participant_is_its_failure(call, state, end):
     assert f"b.{last}" in trace
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class NoTruth:
+    def __bool__(self):
+        raise ValueError("neither true nor false")
+
+
+class Hostile(AsyncParticipant):
+    """A participant whose name, errors and results raise errors of their own."""
+
+    def __init__(self, trace, mode):
+        self.trace, self.mode = trace, mode
+
+    @property
+    def name(self):
+        if self.mode == "name":
+            raise ValueError("no name")
+        return "hostile"
+
+    def _call(self, call, result=None):
+        self.trace.append(f"hostile.{call}")
+        return result
+
+    async def commit_tx(self):
+        raise Unprintable if self.mode == "text" else Planned("hostile.commit_tx")
+
+    def changes(self):
+        return set()
+
+    async def post_commit(self):
+        raise Unprintable
+
+    async def rollback_tx(self):
+        await super().rollback_tx()
+        if self.mode == "text":
+            raise Unprintable
+        return NoTruth() if self.mode == "truth" else False
+
+
+@pytest.mark.parametrize("mode", ["name", "text", "truth"])
+async def test_no_name_text_or_result_of_a_participant_hinders_the_end(mode):
+    trace = []
+    awares = [Participant("a", {}, trace), Hostile(trace, mode), Participant("b", {}, trace)]
+    context = TransactionContext(Scripted({"invalidate": FAILS, "snapshot": FAILS}, trace), awares)
+    await context.start()
+    with pytest.raises(Unprintable if mode == "text" else Planned):
+        await context.finish()
+    assert context.state == "unknown"
+    assert context.left == ["Hostile" if mode == "name" else "hostile"]
+    assert trace.index("b.rollback_tx") < trace.index("invalidate")
+
+
+async def test_the_outcome_of_a_decision_is_unknown_whatever_its_error_says():
+    class Decider(AsyncParticipant):
+        async def decide_tx(self, transaction, published):
+            raise Unprintable
+
+        def changes(self):
+            return set()
+
+    context = TransactionContext(Scripted({}, []), [Decider("d", {}, [])])
+    await context.start()
+    with pytest.raises(OutcomeUnknown, match="Unprintable"):
+        await context.finish()
+    assert context.state == "unknown"
+
+
+async def test_all_participants_are_told_of_a_commit_whatever_one_of_them_raises():
+    trace = []
+    hostile = Hostile(trace, "name")
+    hostile.commit_tx = lambda: True
+    context = TransactionContext(Scripted({}, trace), [hostile, Participant("b", {}, trace)])
+    await context.start()
+    with pytest.raises(Unprintable):
+        await context.finish()
+    assert (context.state, trace[-1]) == ("committed", "b.post_commit")
+
+
 @pytest.mark.parametrize("method", ["start", "can_commit", "commit"])
 async def test_a_service_that_raises_a_cancellation_of_its_own_has_failed(method):
     """Only the caller's own cancellation is one: the service's is an error, of unknown outcome."""
