@@ -316,7 +316,10 @@ class Client(Reader):
             return await lane.add(payload, attributes, ends)
         add = partial(lane.add, payload, attributes, ends)
         answer = await self._room.wait(1, size, ends, add, lambda answer: answer.cancel())
-        return await answer
+        try:
+            return await answer
+        finally:
+            del answer  # The error's traceback keeps this frame.
 
     async def publish_later(
         self,

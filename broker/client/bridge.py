@@ -195,7 +195,10 @@ def _give_up(work: Awaitable[Any]) -> None:
 
 
 async def _awaited(work: Awaitable[T]) -> T:
-    return await work
+    try:
+        return await work
+    finally:
+        del work  # A future: the traceback of its error keeps this frame.
 
 
 def _stay_at_exit() -> None:

@@ -45,10 +45,21 @@ class RetryLater(Exception):
     """A handler raises it to get the message again after ``delay_s`` seconds. This does not count as a try."""
 
     def __init__(self, delay_s: float) -> None:
-        if not (math.isfinite(delay_s) and delay_s >= 0):
-            raise ValueError(f"delay_s is a number of seconds, at least 0, not {delay_s!r}.")
-        super().__init__(f"again in {delay_s:g} s")
+        super().__init__(f"again in {_checked_s(delay_s):g} s")
         self.delay_s = delay_s
+
+
+def _checked_s(delay_s: float) -> float:
+    if not (math.isfinite(delay_s) and delay_s >= 0):
+        raise ValueError(f"delay_s is a number of seconds, at least 0, not {delay_s!r}.")
+    return delay_s
+
+
+def delay_of(error: BaseException) -> float | None:
+    """Return the delay of a RetryLater in seconds; None for any other error, and for a subclass with no such delay."""
+    if not isinstance(error, RetryLater):
+        return None
+    return user_code.call(lambda: _checked_s(error.delay_s)).value
 
 
 class HandlerFailed(Exception):

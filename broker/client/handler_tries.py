@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from broker import retries, user_code
-from broker.client.handler import Calling, FailedCall, Reject, RetryLater, as_given, log
+from broker.client.handler import Calling, FailedCall, Reject, as_given, delay_of, log
 from broker.client.place_store import OwnPlace
 from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
 from broker.client.tries import TryCount
@@ -94,9 +94,9 @@ class Handling:
                 assert self._own is not None, "only a store fails"
                 if await self._own.is_moved(failure, after, place_failures):
                     break
-            elif isinstance(failure.error, RetryLater):
+            elif (delay_s := delay_of(failure.error)) is not None:
                 await self._note(progress, batch, tries)
-                await self._pause(failure.error.delay_s)
+                await self._pause(delay_s)
             else:
                 tries += 1
                 if await self._is_given_up(progress, batch, failure, tries):

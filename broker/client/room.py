@@ -80,7 +80,7 @@ class Room:
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[T] = loop.create_future()
         self._waiting[granted] = _CallInLine(count, size, start)
-        timer = loop.call_at(ends, lambda: self._refuse(granted, self.full()))
+        timer = loop.call_at(ends, self._expire, granted)
         try:
             return await granted
         except asyncio.CancelledError:
@@ -91,6 +91,7 @@ class Room:
             timer.cancel()
             if self._waiting.pop(granted, None) is not None:
                 self._admit()  # The next one may fit.
+            del granted  # The error's traceback keeps this frame.
 
     @asynccontextmanager
     async def held(self, count: int, size: int, ends: float) -> AsyncGenerator[None]:
@@ -130,6 +131,9 @@ class Room:
             f"The client is full: {self._messages:,} messages with {self._bytes:,} bytes are not settled (at most "
             f"later_messages_max {self._messages_max:,}, later_bytes_max {self._bytes_max:,})."
         )
+
+    def _expire(self, granted: asyncio.Future[Any]) -> None:
+        self._refuse(granted, self.full())
 
     def _refuse(self, granted: asyncio.Future[Any], error: BrokerError) -> None:
         if not granted.done():

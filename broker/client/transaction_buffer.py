@@ -21,6 +21,7 @@ commit, and the bound of the buffer is the bound of the transaction.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -145,7 +146,7 @@ class BufferedPublisher:
     def _check(self) -> None:
         """Raise the error that has ended the transaction, if there is one."""
         if isinstance(self._failure, Exception):
-            raise self._failure
+            raise copy.copy(self._failure)
         if self._failure is not None:
             raise OutcomeUnknown("Storing messages of this transaction was interrupted.")
 
@@ -180,7 +181,7 @@ class BufferedPublisher:
                 reply = await self._calls.write(request)
                 buffer.generation = protocol.generation(reply.headers)
         except BaseException as error:
-            self._failure = error
+            self._failure = copy.copy(error)  # Without its traceback, which leads here.
             raise
 
     def _chunks(self, parts: Sequence[EncodedMessage]) -> list[list[EncodedMessage]]:

@@ -16,6 +16,7 @@ from broker.client import (
     BrokerError,
     Client,
     IdempotencyKeyReused,
+    SyncClient,
     TailOptions,
     TopicNotFound,
     Trouble,
@@ -30,6 +31,7 @@ from broker.wire import avro
 from tests.kit.bench import HookedTable
 from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
+from tests.unit.client.stand_in import Foreign
 
 BODY = b"x" * 10_000
 TEXT = {"Content-Type": "text/plain"}
@@ -207,6 +209,26 @@ async def tailed(client: Client) -> None:
         pass
 
 
+async def without_room(client: Client) -> None:
+    """The first one fills the room, the second waits for it."""
+    publishes = [asyncio.create_task(client.publish("default/t", BODY)) for _ in range(2)]
+    await asyncio.wait(publishes)
+    try:
+        publishes.pop().result()
+    finally:
+        publishes.clear()
+
+
+async def stored_in_a_transaction(client: Client) -> None:
+    async with client.transaction(service=Foreign()) as transaction:
+        await transaction.store("default/t", BODY)
+
+
+async def published_in_a_transaction(client: Client) -> None:
+    async with client.transaction(service=Foreign()) as transaction:
+        await transaction.publish("default/t", BODY)
+
+
 async def in_a_transaction(client: Client) -> None:
     async with client.transaction() as transaction:
         await transaction.publish("default/t", BODY)
@@ -223,6 +245,9 @@ CALLS = [
     read,
     looked_at,
     tailed,
+    without_room,
+    stored_in_a_transaction,
+    published_in_a_transaction,
     in_a_transaction,
     in_transactions,
 ]
@@ -258,6 +283,17 @@ async def test_a_call_whose_time_is_over_leaves_no_cycle(call: Call) -> None:
         await fails_without_a_cycle(url, call, lambda _: None)
 
 
+def test_a_blocking_client_leaves_no_cycle() -> None:
+    with SyncClient("http://127.0.0.1:1", deadline_s=0.05, retry_delay_max_s=0.002) as client:
+        for looked in (nullcontext, no_cycle_through_a_traceback):
+            with looked():
+                failed = client.publish_later("default/t", BODY).exception(10)
+                assert isinstance(failed, BrokerError)
+                del failed
+                with pytest.raises(BrokerError):
+                    client.poll("default/t")
+
+
 async def fails_without_a_cycle(
     url: str, call: Call, on_trouble: Callable[[Trouble], None]
 ) -> None:
@@ -267,6 +303,7 @@ async def fails_without_a_cycle(
         deadline_s=0.05,
         retry_delay_min_s=0.001,
         retry_delay_max_s=0.002,
+        later_messages_max=1,
     ) as client:
         # Once before, for what is made at the first use.
         for looked in (nullcontext, no_cycle_through_a_traceback):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from broker.client import SubscriberOptions
 from broker.model import Message, Snapshot
 from broker.testing.virtual_time import pass_time
+from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.unit.client.subscribing import (
     TOPIC,
     Handled,
@@ -231,3 +233,15 @@ async def test_an_executor_of_the_caller_stays_usable(world: World) -> None:
         async with running(subscriber):
             await pass_time(1)
         assert executor.submit(lambda: "works").result() == "works"
+
+
+async def test_polls_that_fail_leave_no_cycle(world: World) -> None:
+    client, handled = world.client(), Handled()
+    await client.publish(TOPIC, b"m")
+    async with running(client.subscriber(TOPIC, "mailer", handled)):
+        await handled.until(1)
+        for looked in (nullcontext, no_cycle_through_a_traceback):
+            world.transports[-1].fault = lambda asked: "before" if asked.reading else None
+            with looked():
+                await pass_time(120)
+        world.transports[-1].fault = lambda _: None

@@ -53,7 +53,19 @@ async def raises(error: BaseException) -> None:
     raise error
 
 
+class WithoutDelay(RetryLater):
+    """A verdict whose own constructor forgets the delay."""
+
+    def __init__(self, delay_s: Any = None) -> None:
+        if delay_s is not None:
+            self.delay_s = delay_s
+
+
 ENDS: dict[str, Callable[[], Any]] = {
+    "no delay": lambda: raises(WithoutDelay()),
+    "a delay of text": lambda: raises(WithoutDelay("soon")),
+    "a delay before": lambda: raises(WithoutDelay(-1.0)),
+    "a delay without an end": lambda: raises(WithoutDelay(10**400)),
     "StopIteration": lambda: raises(StopIteration()),
     "StopAsyncIteration": lambda: raises(StopAsyncIteration()),
     "GeneratorExit": lambda: raises(GeneratorExit()),
