@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -143,7 +143,7 @@ class Subscriber:
             raise RuntimeError("A subscriber runs once. Make another one.")
         self._began = True
         try:
-            await self._letters.check()
+            await self._persistently(self._letters.check)
             while not self._stopping.is_set():
                 await self._turn()
         except Stopped:
@@ -204,7 +204,9 @@ class Subscriber:
         if loaded is not None:
             return loaded
         # ``now`` is when the name was new. The cursor knows that, as long as no message was handled.
-        return taken.place.after if self.options.start == NOW else await self._begin()
+        if self.options.start == NOW:
+            return taken.place.after
+        return await self._persistently(self._begin)
 
     async def _work(self, progress: SubscriberProgress) -> None:
         self._working = True
@@ -332,6 +334,15 @@ class Subscriber:
             if present != generation:
                 raise TopicRecreated.between(self.topic, generation, present)
         return positions.before(place) if isinstance(place, int) else place
+
+    async def _persistently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``ask``, which reads; while the broker is away, ask again without a time limit."""
+        backoff = Backoff(self._retrier, None)
+        while True:
+            try:
+                return await self._unless_stopped(ask())
+            except UnavailableError as error:
+                await self._unless_stopped(backoff.failed(error))
 
     # Stopping.
 

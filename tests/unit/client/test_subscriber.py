@@ -12,9 +12,11 @@ import pytest
 
 from broker.client import SubscriberOptions
 from broker.model import Message, Snapshot
+from broker.places import Place
 from broker.testing.virtual_time import pass_time
 from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.unit.client.subscribing import (
+    LETTERS,
     TOPIC,
     Handled,
     World,
@@ -23,6 +25,7 @@ from tests.unit.client.subscribing import (
     place_of,
     running,
 )
+from tests.unit.client.test_subscriber_store import Ledger
 
 
 async def test_messages_are_handled_in_order_and_the_place_is_kept(world: World) -> None:
@@ -245,3 +248,31 @@ async def test_polls_that_fail_leave_no_cycle(world: World) -> None:
             with looked():
                 await pass_time(120)
         world.transports[-1].fault = lambda _: None
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    "plainly": {},
+    "with a topic of letters": {"dead_letters": LETTERS},
+    "now": {"start": "now"},
+    "in a generation": {"start": Place(bytes(20), 1)},
+    "transactional": {"transactional": True},
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("stored", [False, True], ids=["cursor", "store"])
+async def test_a_subscriber_that_starts_while_the_broker_is_away_waits_for_it(
+    world: World, name: str, *, stored: bool
+) -> None:
+    client, handled = world.client(), Handled()
+    await world.create("t-dead-letters")
+    store = Ledger() if stored else None
+    if stored:
+        await client.cursors.put(TOPIC, "m", None, expected=None)
+    world.transports[-1].fault = lambda asked: None if "/cursors/" in asked.path else "before"
+    async with running(client.subscriber(TOPIC, "m", handled, place=store, **STARTS[name])):
+        await pass_time(200)
+        world.transports[-1].fault = lambda _: None
+        await pass_time(20)
+        await client.publish(TOPIC, b"last")
+        await handled.until(1)
