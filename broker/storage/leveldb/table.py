@@ -35,6 +35,11 @@ BYTES_MAX = 64 << 20
 class LevelDBTable:
     """The table of a standalone node. Make one with ``open_table``."""
 
+    is_alone = True  # This process holds the directory's lock.
+    keeps_order = True  # One thread makes all changes; after a failed write it refuses those queued before it.
+    checks_values = True  # LevelDB verifies the checksums of all blocks that it reads.
+    cell_bytes_max = change_bytes_max = BYTES_MAX
+
     def __init__(
         self, directory: Path, lock: files.DirectoryLock, database: Database, writer: Writer
     ) -> None:
@@ -46,31 +51,6 @@ class LevelDBTable:
         self._readers = Readers(writer.deadline_s)
         self._compaction = Compaction(database)
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def is_alone(self) -> bool:
-        """True: this process holds the directory's lock."""
-        return True
-
-    @property
-    def keeps_order(self) -> bool:
-        """True: one thread makes all changes, and after a failed write it refuses those queued before it."""
-        return True
-
-    @property
-    def checks_values(self) -> bool:
-        """True: LevelDB verifies the checksums of all blocks that it reads."""
-        return True
-
-    @property
-    def cell_bytes_max(self) -> int:
-        """The largest value of one cell."""
-        return BYTES_MAX
-
-    @property
-    def change_bytes_max(self) -> int:
-        """The largest sum of the values that one change may put."""
-        return BYTES_MAX
 
     @property
     def failure(self) -> BaseException | None:

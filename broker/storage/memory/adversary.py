@@ -91,6 +91,8 @@ class AdversaryTable:
         slow_s: the extra time of a write, by space, beyond that of the bias.
     """
 
+    keeps_order = False  # Calls may be late, and may come twice.
+
     def __init__(  # noqa: PLR0913 - The assumptions about a store.
         self,
         loop: asyncio.AbstractEventLoop,
@@ -107,6 +109,9 @@ class AdversaryTable:
         ``clocks_ms``: the errors of the servers' clocks at the start. Each topic has one of the clocks.
         """
         self.table = MemoryTable(is_alone=False) if table is None else table
+        self.is_alone, self.checks_values = self.table.is_alone, self.table.checks_values
+        self.cell_bytes_max = self.table.cell_bytes_max
+        self.change_bytes_max = self.table.change_bytes_max
         self.bias = bias
         self.happened: Counter[str] = Counter()
         self.slow_s = dict.fromkeys(Space, 0.0)
@@ -117,31 +122,6 @@ class AdversaryTable:
         self._current_indexes = current_indexes
         self._past = Past()
         self._late = 0
-
-    @property
-    def is_alone(self) -> bool:
-        """The same as for the table behind."""
-        return self.table.is_alone
-
-    @property
-    def keeps_order(self) -> bool:
-        """False: calls may be late, and may come twice."""
-        return False
-
-    @property
-    def checks_values(self) -> bool:
-        """The same as for the table behind."""
-        return self.table.checks_values
-
-    @property
-    def cell_bytes_max(self) -> int:
-        """The same as for the table behind."""
-        return self.table.cell_bytes_max
-
-    @property
-    def change_bytes_max(self) -> int:
-        """The same as for the table behind."""
-        return self.table.change_bytes_max
 
     def heal(self) -> None:
         """Inject no more faults. Writes that are late already still come."""

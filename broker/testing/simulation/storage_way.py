@@ -93,39 +93,19 @@ class StorageWay:
 class LinkedTable:
     """A Table: one node's access to the shared storage. ``close`` ends this access; storage stays."""
 
+    keeps_order = False  # A call may be late, or arrive twice.
+
     def __init__(
         self, table: Table, way: StorageWay, on_call_end: Callable[[CallOutcome], None]
     ) -> None:
         """Reach ``table`` by ``way``; call ``on_call_end`` with the outcome of every call."""
         self._table = table
+        self.is_alone, self.checks_values = table.is_alone, table.checks_values
+        self.cell_bytes_max = table.cell_bytes_max
+        self.change_bytes_max = table.change_bytes_max
         self._way = way
         self._on_call_end = on_call_end
         self._is_closed = False
-
-    @property
-    def is_alone(self) -> bool:
-        """The value from storage."""
-        return self._table.is_alone
-
-    @property
-    def keeps_order(self) -> bool:
-        """Return False: a call may be late, or arrive twice."""
-        return False
-
-    @property
-    def checks_values(self) -> bool:
-        """The value from storage."""
-        return self._table.checks_values
-
-    @property
-    def cell_bytes_max(self) -> int:
-        """The value from storage."""
-        return self._table.cell_bytes_max
-
-    @property
-    def change_bytes_max(self) -> int:
-        """The value from storage."""
-        return self._table.change_bytes_max
 
     async def change(
         self,
