@@ -83,14 +83,10 @@ class Streamed:
         self._loop = loop
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
-        self._ended = False
+        self.ended = False
+        """True if the whole answer has arrived, even if it is not read yet."""
         self._failed: NoAnswer | None = None
         self._wanted: asyncio.Future[None] | None = None
-
-    @property
-    def ended(self) -> bool:
-        """True if the whole answer has arrived, even if it is not read yet."""
-        return self._ended
 
     async def chunk(self, silence_s: float | None = None) -> bytes:
         """Wait for the next bytes and return them. Empty bytes mean the end.
@@ -101,7 +97,7 @@ class Streamed:
         while not self._chunks:
             if self._failed is not None:
                 raise copy(self._failed)  # The traceback of the kept error would lead back here.
-            if self._ended:
+            if self.ended:
                 return b""
             self._wanted = self._loop.create_future()
             try:
@@ -113,7 +109,7 @@ class Streamed:
 
     def close(self) -> None:
         """Stop reading. If the answer has not ended, close its connection, which can't be used again."""
-        if self._ended:
+        if self.ended:
             self._take()
         else:
             self._connection.close()
@@ -143,14 +139,14 @@ class Streamed:
 
     def end(self) -> None:
         """Note that the whole answer has arrived."""
-        self._ended = True
+        self.ended = True
         self._wake()
 
     def fail(self, error: NoAnswer | NotSent) -> None:
         """Note that no more bytes will come, and why."""
         if not self.began.done():
             self.began.set_exception(error)
-        elif not self._ended:
+        elif not self.ended:
             self._failed = NoAnswer(*error.args)
         self._wake()
 

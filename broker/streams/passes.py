@@ -218,11 +218,8 @@ class Pass:
         self._write = write
         self._failures = failures
         self._leave = _Leaving(write)
-
-    @property
-    def columns(self) -> str:
+        self.columns = self._leave.columns
         """The columns of its rows, as SQL."""
-        return self._leave.columns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield rows for batches."""
@@ -315,11 +312,8 @@ class KeyedPass(StatefulProcessor):
         self._chain = chain
         self._write = write
         self._leave = _Leaving(write)
-
-    @property
-    def columns(self) -> str:
+        self.columns = self._leave.columns
         """The columns of its rows, as SQL; Spark gets a list of each."""
-        return self._leave.columns
 
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:

@@ -32,7 +32,7 @@ class PollDecoder:
     known to be missing have arrived. So a large payload in many small pieces is joined once.
     """
 
-    __slots__ = ("_at", "_buffer", "_ended", "_left", "_missing", "_pieces")
+    __slots__ = ("_at", "_buffer", "_left", "_missing", "_pieces", "ended")
 
     def __init__(self) -> None:
         """Start before the first block."""
@@ -41,12 +41,8 @@ class PollDecoder:
         self._missing = 1
         self._at = 0
         self._left = 0
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
+        self.ended = False
         """True if the final zero block was read. Bytes after it are ignored."""
-        return self._ended
 
     @property
     def rest(self) -> bytes:
@@ -59,7 +55,7 @@ class PollDecoder:
         Raises:
             OutcomeUnknown: these bytes are not a reply to a poll.
         """
-        if self._ended:
+        if self.ended:
             return []
         self._pieces.append(data)
         self._missing -= len(data)
@@ -85,7 +81,7 @@ class PollDecoder:
         Raises:
             Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
         """
-        if not self._ended:
+        if not self.ended:
             raise Unavailable("The reply of a poll was cut off before its end.")
 
     def _read_all(self, messages: list[Message]) -> None:
@@ -99,7 +95,7 @@ class PollDecoder:
             self._at = at
             self._left = abs(count)
             if count == 0:
-                self._ended = True
+                self.ended = True
                 return
 
     def _read_items(self, messages: list[Message]) -> None:

@@ -169,7 +169,7 @@ def add_attributes(messages: list[Message], found: Sequence[tuple[int, bytes]]) 
 class PagesDecoder:
     """Reads a reply as it arrives, in pieces of any size. It returns the messages of a page when the page is complete."""
 
-    __slots__ = ("_buffer", "_ended", "_in_page", "_inner", "_left", "_messages", "_pages_left")
+    __slots__ = ("_buffer", "_in_page", "_inner", "_left", "_messages", "_pages_left", "ended")
 
     def __init__(self) -> None:
         """Start before the first page."""
@@ -183,12 +183,8 @@ class PagesDecoder:
         self._pages_left = 0
         self._left = 0
         """The number of unread attributes in the present block of attributes."""
-        self._ended = False
-
-    @property
-    def ended(self) -> bool:
+        self.ended = False
         """True if the final zero was read. Bytes after it are ignored."""
-        return self._ended
 
     def feed(self, data: bytes) -> list[Message]:
         """Take a piece of the reply and return the messages of the pages that it completes.
@@ -198,7 +194,7 @@ class PagesDecoder:
         """
         found: list[Message] = []
         try:
-            while data and not self._ended:
+            while data and not self.ended:
                 data = (
                     self._read_between(data, found)
                     if self._inner is None
@@ -214,7 +210,7 @@ class PagesDecoder:
         Raises:
             Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
         """
-        if not self._ended:
+        if not self.ended:
             raise Unavailable("The reply of a poll was cut off before its end.")
 
     def _read_messages(self, data: bytes, inner: PollDecoder) -> bytes:
@@ -230,7 +226,7 @@ class PagesDecoder:
         self._buffer += data
         at = 0
         try:
-            while self._inner is None and not self._ended:
+            while self._inner is None and not self.ended:
                 at = self._read_attributes(at, found) if self._in_page else self._read_pages(at)
         except _Short as short:
             self._buffer = self._buffer[short.at :]
@@ -246,7 +242,7 @@ class PagesDecoder:
             except IndexError:
                 raise _Short(at) from None
         if not self._pages_left:
-            self._ended = True
+            self.ended = True
             return at
         self._pages_left -= 1
         self._in_page, self._inner = True, PollDecoder()

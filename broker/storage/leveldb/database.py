@@ -73,7 +73,8 @@ class Database:
 
         Raises StorageCorrupt or Unavailable.
         """
-        self._path = path
+        self.path = path
+        """The database's directory."""
         self._options = options
         self._stand_in: Path | None = None
         self.failure: BaseException | None = None
@@ -98,8 +99,8 @@ class Database:
         try:
             torn_tail.mend(path, may_cut=may_cut)
         except torn_tail.Damaged as error:
-            raise files.corrupt(self._path.parent, str(error)) from error
-        with translated(self._path):
+            raise files.corrupt(self.path.parent, str(error)) from error
+        with translated(self.path):
             self._db = plyvel.DB(
                 str(path),
                 create_if_missing=create,
@@ -111,11 +112,6 @@ class Database:
                 max_open_files=self._options.open_files_max,
             )
 
-    @property
-    def path(self) -> Path:
-        """Return the database's directory."""
-        return self._path
-
     @contextmanager
     def reading(self) -> Iterator[Any]:
         """Keep the database open for the time of a read."""
@@ -123,12 +119,12 @@ class Database:
             if self._closing:
                 self._gate.wait_for(lambda: not self._closing)
             if self._db is None:
-                raise Unavailable(f"the database in {self._path} is not open")
+                raise Unavailable(f"the database in {self.path} is not open")
             self._readers += 1
         try:
             yield self._db
         except plyvel.Error as error:
-            raise _translated_error(self._path, error) from error
+            raise _translated_error(self.path, error) from error
         finally:
             with self._gate:
                 self._readers -= 1
@@ -170,11 +166,11 @@ class Database:
             OSError: the disk takes no writes yet.
             StorageCorrupt, Unavailable: LevelDB can't open the database.
         """
-        directory = self._path.parent
+        directory = self.path.parent
         files.probe(directory, _PROBE_BYTES_MIN + files.recovery_bytes(directory) * 9 // 8)
         with self._alone():
             self._close()
-            self._open(self._path, create=False, may_cut=True)
+            self._open(self.path, create=False, may_cut=True)
             self.failure = None
 
     def batch(self) -> Any:
@@ -185,7 +181,7 @@ class Database:
         """Put and remove keys in one synced write. Raises StorageCorrupt, Unavailable."""
         if not puts and not deletes:
             return
-        with translated(self._path):
+        with translated(self.path):
             batch = self.batch()
             for key in deletes:
                 batch.delete(key)

@@ -121,17 +121,13 @@ class AdversaryTable:
         self._current_gets = current_gets
         self._current_indexes = current_indexes
         self._past = Past()
-        self._late = 0
+        self.still_to_come = 0
+        """How many late writes are in flight."""
 
     def heal(self) -> None:
         """Inject no more faults. Writes that are late already still come."""
         self.bias = CALM
         self.slow_s = dict.fromkeys(Space, 0.0)
-
-    @property
-    def still_to_come(self) -> int:
-        """How many late writes are in flight."""
-        return self._late
 
     # Writing.
 
@@ -351,10 +347,10 @@ class AdversaryTable:
             raise NotWritten("the gateway refused the connection")
 
     def _later(self, name: str, write: Callable[[], object], *, is_make: bool = False) -> None:
-        self._late += 1
+        self.still_to_come += 1
 
         def land() -> None:
-            self._late -= 1
+            self.still_to_come -= 1
             self.happened[name] += 1
             if write() is True:
                 self.happened[f"{name}_made"] += 1
