@@ -23,6 +23,7 @@ DOORS = {
         "chaos/verdict_text.py",
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
+    "google_crc32c": ["broker/storage/leveldb/torn_tail.py"],
     "happybase": ["broker/rowlog/*", "chaos/rowlog_worker.py"],
     "httptools": ["broker/http/outbound.py"],
     "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],

@@ -25,7 +25,6 @@ a log have keys of the same length. So the cells of consecutive pages are one ra
     files.py             the directory: lock, identity, the note of a clean close
     read_threads.py      the threads that read
     torn_tail.py         the end of LevelDB's log and manifest after a power cut
-    checksum.py          the checksum of both
     snapshot.py          copies for inspection, also of a store that a broker serves
     directory_repair.py  checks of a store, and repaired copies
     page_mend.py         stubs for the entries that a repaired copy lacks

@@ -31,10 +31,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.storage.leveldb.checksum import masked_crc32c
+import google_crc32c
 
 _BLOCK = 32 << 10
 _HEADER = struct.Struct("<IHB")
+_MASK_DELTA = 0xA282EAD8
 _BATCH = struct.Struct("<QI")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _LOG_NUMBER, _REMOVED_TABLE, _TABLE = 2, 6, 7
@@ -194,6 +195,12 @@ def _has_checksum(data: Bytes, at: int) -> bool:
     expected, length, _ = _HEADER.unpack_from(data, at)
     body = data[at + _HEADER.size - 1 : at + _HEADER.size + length]
     return bool(masked_crc32c(body) == expected)
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the CRC-32C in the masked form that LevelDB stores."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def _next_header(at: int) -> int:
