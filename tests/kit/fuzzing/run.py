@@ -25,6 +25,8 @@ NO_PROBLEM = frozenset({501, 503, 505})
 """Statuses from 500 on that are right answers to wrong requests."""
 BESIDE_A_DELETE = "Part of the rollback may be missing"
 """An honest answer to a rollback while its topic is deleted."""
+AT_THE_DEADLINE = "deadline passed"
+"""The same to a write that asks for less time than it takes."""
 
 
 @dataclass
@@ -121,7 +123,8 @@ class Run:
         self.found.statuses[answer.status] += 1
         if answer.status < 500 and answer.status:
             return
-        if answer.status not in NO_PROBLEM and BESIDE_A_DELETE not in answer.text:
+        is_late = AT_THE_DEADLINE in answer.text and b"request-timeout:" in request.lower()
+        if answer.status not in NO_PROBLEM and not is_late and BESIDE_A_DELETE not in answer.text:
             self.found.note(f"{answer.status} {answer.error} {answer.text}", request)
 
 
