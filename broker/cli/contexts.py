@@ -149,7 +149,7 @@ def save(file: Path, contexts: Contexts) -> None:
     number, name = tempfile.mkstemp(prefix=".contexts-", dir=file.parent)
     new = Path(name)
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as out:
+        with small_json.writing(file), os.fdopen(number, "w", encoding="utf-8") as out:
             json.dump(asdict(contexts), out, indent=2, ensure_ascii=False)
             out.write("\n")
             out.flush()

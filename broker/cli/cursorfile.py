@@ -70,7 +70,7 @@ def log_of(value: Any) -> CursorLog:
 def save(file: Path, log: CursorLog, after: MessageId) -> None:
     """Write a cursor file; no reader ever sees it half written. Raises OSError."""
     new = file.with_name(file.name + ".new")
-    with new.open("w", encoding="utf-8") as out:
+    with small_json.writing(file), new.open("w", encoding="utf-8") as out:
         out.write(json.dumps({**log._asdict(), "after": after.hex()}) + "\n")
         out.flush()
         os.fsync(out.fileno())

@@ -126,7 +126,7 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
         case OutputFailed():
             return Problem("output", error.strerror or "", UNKNOWN, outcome="unknown")
         case OSError():
-            return Problem("io", str(error), UNKNOWN, outcome="unknown")
+            return Problem("io", str(error), UNKNOWN, outcome="unknown", more=_notes(error))
         case _:
             message = f"unexpected: {type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))
@@ -140,10 +140,14 @@ def _of_lines(code: str, text: str, exits: int, outcome: Outcome = "refused") ->
 
 def _refused(error: BrokerError, advised: str) -> Problem:
     code = exit_code(error)
-    more = "\n".join(getattr(error, "__notes__", ()))
+    more = _notes(error)
     return Problem(
         error.code, error.message, code, error.retriable, error.outcome, advised, more=more
     )
+
+
+def _notes(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", ()))
 
 
 def advice(error: BrokerError, given: GivenOptions) -> str:

@@ -9,6 +9,7 @@ import click
 
 from broker.cli.options import connect, place_of, to_broker, topic_argument
 from broker.cli.output import write_json, write_line
+from broker.cli.transfer import sidecars
 from broker.cli.transfer.exports import Export, ExportPlan
 from broker.cli.transfer.formats import FORMATS, format_of
 from broker.cli.transfer.imports import Import, ImportPlan, checked
@@ -103,7 +104,8 @@ def export(  # noqa: PLR0913 - One parameter per option.
         one = Export(client, wanted, deadline_s=deadline_s)
         if one.is_resumed:
             write_line(f"continuing the export to {file}", err=True)
-        manifest = one.run()
+        with sidecars.continued_by("The same command continues the export."):
+            manifest = one.run()
     _report({"file": str(file), **manifest}, as_json=as_json)
 
 
@@ -147,7 +149,8 @@ def import_(  # noqa: PLR0913 - One parameter per option.
         one = Import(client, given, ends)
         if one.is_resumed:
             write_line(f"continuing the import of {file}", err=True)
-        done = one.run()
+        with sidecars.continued_by("The same command continues the import."):
+            done = one.run()
     _report({"file": str(file), **done}, as_json=as_json)
 
 

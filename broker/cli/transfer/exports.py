@@ -22,6 +22,7 @@ import click
 from broker.cli import cursorfile
 from broker.cli.cursorfile import CursorLog
 from broker.cli.output import write_line
+from broker.cli.small_json import writing
 from broker.cli.transfer import sidecars
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import Format
@@ -150,7 +151,8 @@ class Export:
             self._read()
             self._note(stage=READ)
         if state["stage"] == READ:
-            wanted.format.finish(wanted.part, state["position"], wanted.file)
+            with writing(wanted.file):
+                wanted.format.finish(wanted.part, state["position"], wanted.file)
             self._note(stage=PLACED)
         fields = ("topic", "generation", "format", "since", "until", "first", "last")
         manifest = {name: state[name] for name in fields} | self._contents.as_json()
@@ -160,9 +162,9 @@ class Export:
         return manifest
 
     def _read(self) -> None:
-        state, append = self._state, self._wanted.format.append
+        state = self._state
         if not self._contents.messages:
-            self._note(position=append(self._wanted.part, 0, []))
+            self._note(position=self._append(0, []))
         after, through = (
             bytes.fromhex(state["last"] or state["after"]),
             bytes.fromhex(state["through"]),
@@ -174,7 +176,7 @@ class Export:
         with messages_bar() as bar:
             task = bar.add_task("exporting", total=left)
             for chunk in self._chunks(begin, through):
-                position = append(self._wanted.part, state["position"], chunk)
+                position = self._append(state["position"], chunk)
                 self._contents = self._contents.with_all(chunk)
                 self._note(
                     position=position,
@@ -183,6 +185,10 @@ class Export:
                     **self._contents.as_json(),
                 )
                 bar.advance(task, len(chunk))
+
+    def _append(self, position: int, chunk: list[Message]) -> int:
+        with writing(self._wanted.part):
+            return self._wanted.format.append(self._wanted.part, position, chunk)
 
     def _left(self, after: Place, through: MessageId) -> int:
         """Return the number of messages to export; tell of those that were there, and are not any more."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ def beside(file: Path, ending: str) -> Path:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON object, synced; it replaces the former file."""
     new = beside(path, ".new")
-    with new.open("w", encoding="utf-8") as file:
+    with small_json.writing(path), new.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
         file.flush()
@@ -43,6 +45,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
             f"{path} is not a JSON object. Remove it, or find out which program wrote it."
         )
     return found
+
+
+@contextmanager
+def continued_by(advice: str) -> Iterator[None]:
+    """Add advice to an error of this machine's files, such as of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(advice)
+        raise
 
 
 def damaged(path: Path, *others: Path) -> click.ClickException:

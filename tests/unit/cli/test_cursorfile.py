@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 from pathlib import Path
 
 import click
@@ -84,3 +86,12 @@ def test_a_file_that_is_no_cursor_is_refused(tmp_path, content):
     file.write_bytes(content)
     with pytest.raises(click.ClickException, match="not a cursor file"):
         cursor.load(file)
+
+
+def test_a_full_disk_is_that_of_the_cursor_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=str(tmp_path / "c")):
+        cursor.save(tmp_path / "c", HERE, ID)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,23 @@ async def test_a_damaged_part_of_parquet_is_named(
     assert (await transfer("export", "parquet"))[0] == 0
     read = FORMATS["parquet"].read(tmp_path / "m.parquet")
     assert [message.payload for message in read] == PAYLOADS
+
+
+@pytest.mark.parametrize(
+    ("way", "file"), [("export", "m.jsonl.part"), ("import", STATES["import"])]
+)
+async def test_a_full_disk_is_that_of_a_named_file(
+    transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, file: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        code, told = await transfer(way)
+    assert (code, f"No space left on device: '{tmp_path / file}'" in told) == (3, True), told
+    assert f"The same command continues the {way}." in told
+    assert (await transfer(way))[0] == 0
 
 
 async def test_messages_that_were_purged_meanwhile_are_told(
