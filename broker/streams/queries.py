@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -32,7 +33,9 @@ SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",  # A text without a zone is the same moment in every session.
 }
 LETTERS: Final = "letters"
-POLL_S: Final = 1
+POLL_S: Final = 1.0
+WAIT_S_MIN: Final = 0.001
+"""Spark refuses a wait of 0 ms."""
 PAUSE_S: Final = 0.05
 NO_PATH: Final = "PATH_NOT_FOUND"
 INITIALIZING: Final = "Initializing sources"
@@ -167,13 +170,20 @@ class JobQueries:
 
     def await_termination(self, timeout_s: float | None) -> bool:
         """Wait until all queries have ended; return whether they have. Raises StreamingQueryException."""
-        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        left = list(self._queries.values())
+        ends_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        waiting = deque(self._queries.values())
         try:
-            while left:
-                if ends_s is not None and time.monotonic() >= ends_s:
+            while waiting:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
                     return False
-                left = [query for query in left if not query.awaitTermination(POLL_S)]
+                wait_s: Any = max(
+                    min(POLL_S, left_s), WAIT_S_MIN
+                )  # Spark takes parts of a second, too.
+                if not waiting[0].awaitTermination(wait_s):
+                    waiting.rotate(-1)
+                else:
+                    waiting.popleft()
         except StreamingQueryException:
             self.stop()
             raise
