@@ -21,9 +21,8 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import (
     LIFE,
-    REFERENCE,
+    POINTER,
     ROLLED,
-    flags_of,
     is_rolled_column,
     last_of,
     pointer_of,
@@ -157,7 +156,10 @@ def _mend(
         if (column := key[len(prefix) :]) not in known and not is_rolled_column(column)
     ]
     is_stored = space is Space.PAYLOADS
-    is_known = len(gone) == missing
+    # A key that was read without a check may have any id.
+    lasts = {last for column in gone if page <= (last := last_of(column)) <= head.pointer}
+    lasts -= {each.last for each in found}
+    is_known = len(gone) == len(lasts) == missing
     if is_known:
         stubs = _stubs_of(gone, found, page, is_stored=is_stored)
     else:
@@ -181,10 +183,10 @@ def _stubs_of(
     before = dict(zip(lasts, [row_before(page), *lasts], strict=False))
     stubs = []
     for column in gone:
-        last, flags = last_of(column), flags_of(column) & ~REFERENCE
+        last = last_of(column)
         epoch = max((each.entry.epoch for each in found if each.last < last), default=0)
         first = row_after(before[last])
-        stubs.append(_stub(flags, epoch, first, last, pointer_of(column), is_stored=is_stored))
+        stubs.append(_stub(epoch, first, last, pointer_of(column), is_stored=is_stored))
     return stubs
 
 
@@ -195,7 +197,7 @@ def _stub_of_gap(
     edges = [(row_before(page), 0), *((each.last, each.entry.epoch) for each in found)]
     if edges[-1][0] < head.pointer:
         last, epoch = edges[-1]
-        return [_stub(0, epoch, row_after(last), head.pointer, None, is_stored=is_stored)]
+        return [_stub(epoch, row_after(last), head.pointer, None, is_stored=is_stored)]
     gaps = [
         (row_after(last), epoch, row_before(each.entry.first))
         for (last, epoch), each in zip(edges, found, strict=False)
@@ -204,7 +206,7 @@ def _stub_of_gap(
     if not gaps:
         return []
     first, epoch, last = max(gaps, key=lambda gap: timestamp_of(gap[2]) - timestamp_of(gap[0]))
-    return [_stub(0, epoch, first, last, None, is_stored=is_stored)]
+    return [_stub(epoch, first, last, None, is_stored=is_stored)]
 
 
 def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int) -> None:
@@ -238,11 +240,9 @@ def _put_gaps(database: Database, row: bytes, lost: Sequence[LostRange]) -> None
     database.change({key: entries.checked(random_nonce() + encode_gaps(generation, gaps))})
 
 
-def _stub(
-    flags: int, epoch: int, first: RowId, last: RowId, pointer: int | None, *, is_stored: bool
-) -> Entry:
+def _stub(epoch: int, first: RowId, last: RowId, pointer: int | None, *, is_stored: bool) -> Entry:
     """Return an entry without messages: their lifetime was over at once."""
-    flags |= LIFE | STUB | (STORED if is_stored else 0)
+    flags = LIFE | STUB | (STORED if is_stored else 0) | (0 if pointer is None else POINTER)
     return Entry(flags, epoch, first, last, 1, (), b"", pointer=pointer, lifetime_ms=LOST_MS)
 
 
