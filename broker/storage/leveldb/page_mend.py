@@ -159,7 +159,8 @@ def _mend(
     # A key that was read without a check may have any id.
     lasts = {last for column in gone if page <= (last := last_of(column)) <= head.pointer}
     lasts -= {each.last for each in found}
-    is_known = len(gone) == len(lasts) == missing
+    ends = max(lasts | {each.last for each in found}, default=None) == head.pointer
+    is_known = ends and len(gone) == len(lasts) == missing
     if is_known:
         stubs = _stubs_of(gone, found, page, is_stored=is_stored)
     else:

@@ -452,3 +452,20 @@ async def test_a_flipped_bit_in_the_kind_of_an_entry_is_mended(
     report = await repair(directory, tmp_path / "mended")
     assert (report.problems, report.wrong) == ([], 0)
     assert " messages from " in report.lost[0]
+
+
+async def test_keys_that_no_store_has_are_not_in_a_repaired_copy(
+    small: tuple[Path, dict[bytes, bytes]], tmp_path: Path
+) -> None:
+    """LevelDB's repair takes damaged writes of a log as they are."""
+    store, before = small
+    directory = tmp_path / "data"
+    shutil.copytree(store, directory)
+    (log,) = (directory / "db").glob("*.log")
+    content = log.read_bytes()
+    log.write_bytes(content.replace(b"ns:t", b"ns;t", 3))
+    await is_mended(directory, tmp_path / "mended", before)
+    for changed in (content.replace(b"rns:", b"rns;"), content.replace(b"mns:t:", b"\xf0ns:t:", 1)):
+        log.write_bytes(changed)
+        shutil.rmtree(tmp_path / "mended")
+        assert (await repair(directory, tmp_path / "mended")).problems == []
