@@ -162,7 +162,9 @@ class ChainMend:
         counted = self._counted(row)
         head = readable(heads.decode, self._database.get(head_key(self._space, row)))
         epoch = root.epoch if root is not None and following is None else 0
-        if head is not None and _fits(head, before, following, counted, epoch):
+        must_close = following is None and ends is PageState.CLOSED
+        is_ended = head is not None and not (must_close and head.is_open)
+        if head is not None and is_ended and _fits(head, before, following, counted, epoch):
             return MendedPage(key, head, counted, is_made=False)
         former = before.head if before is not None else Head(0, "", NO_TOKEN, row_before(key))
         last = max([former.pointer, row_before(key), counted.last or ROW_ID_MIN])

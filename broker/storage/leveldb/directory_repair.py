@@ -89,7 +89,7 @@ async def _verify_snapshot(
     try:
         async with _opened(seen) as (table, database):
             report.add(await verify(Logs(table, SystemClock()), tell, window_ms=window_ms))
-            for problem, _ in await asyncio.to_thread(lambda: list(_strays(database))):
+            for problem in await asyncio.to_thread(lambda: list(_strays(database))):
                 report.problem(problem)
     except BrokerError as error:
         report.problem(StoreProblem("LevelDB", "it can't open or read the database", error.message))
@@ -247,6 +247,8 @@ def _mend_copy(directory: Path, copy: Path, window_ms: int) -> list[str]:
     snapshot.copy_all(directory, copy)
     damaged = copy / _DAMAGED
     shutil.copytree(copy / files.DATABASE, damaged)
+    for log in (copy / files.DATABASE).glob("*.log"):
+        torn_tail.drop_damaged_records(log)
     repair_database(copy / files.DATABASE)
     database = Database(copy / files.DATABASE, Options(), create=False, was_clean=False)
     try:
@@ -254,9 +256,6 @@ def _mend_copy(directory: Path, copy: Path, window_ms: int) -> list[str]:
         identity = files.StoreIdentity(files.FORMAT, secrets.token_hex(16), complete=True)
         database.change({FORMAT_KEY: files.format_row(identity)})
         now_ms = SystemClock().now_ms()
-        # LevelDB's repair takes the writes of a log without a check, with whatever keys they have.
-        while unknown := [key for _, key in _strays(database) if key]:
-            database.change({}, deletes=unknown)
         lost = mend_pages(database, damaged, now_ms=now_ms, window_ms=window_ms)
     finally:
         database.close()
@@ -285,52 +284,49 @@ def _damaged_files(directory: Path, copy: Path) -> Iterator[str]:
         yield f"{files.DATABASE}/{what}: rows that lay only there are gone"
 
 
-def _strays(database: Database) -> Iterator[tuple[StoreProblem, bytes]]:
+def _strays(database: Database) -> Iterator[StoreProblem]:
     """Yield stray keys: rows of topics without a record, cells without a head, unknown keys.
 
-    An unknown key comes with its problem, else no key. It costs one lookup for each topic and each row, for any size of
-    them.
+    It costs one lookup for each topic and each row, for any size of them.
     """
     if database.get(FORMAT_KEY) is None:
-        yield StoreProblem("LevelDB", "the format row of the database is missing"), b""
+        yield StoreProblem("LevelDB", "the format row of the database is missing")
     for first, last in _OTHER_KEYS:
         found, _ = database.pairs(first, last + b"\xff" * 32, pairs_max=1)
         for key, _ in found:
-            yield _unknown(key)
+            yield StoreProblem("LevelDB", "an unknown key", key.hex())
     for space in (Space.MESSAGES, Space.PAYLOADS):
         yield from _without_record(database, space)
         yield from _without_head(database, space)
 
 
-def _unknown(key: bytes, what: str = "an unknown key") -> tuple[StoreProblem, bytes]:
-    return StoreProblem("LevelDB", what, key.hex()), key
-
-
-def _without_record(database: Database, space: Space) -> Iterator[tuple[StoreProblem, bytes]]:
+def _without_record(database: Database, space: Space) -> Iterator[StoreProblem]:
     at = lead = head_key(space, b"")
     while found := database.pairs(at, lead + b"\xff" * 32, pairs_max=1)[0]:
-        parts = found[0][0][len(lead) :].split(b":", 2)
+        row = found[0][0][len(lead) :]
+        parts = row.split(b":", 2)
         topic = b":".join(parts[:2]) + b":"
         if len(parts) != 3:
-            yield _unknown(found[0][0], "a row whose key names no topic")
+            yield StoreProblem("LevelDB", "a row whose key names no topic", row.hex())
             at = found[0][0] + b"\0"
             continue
         if database.get(head_key(Space.RECORDS, walk.TOPIC_RECORDS + topic)) is None:
             name = topic.decode(errors="backslashreplace")[:-1]
-            yield StoreProblem(name, f"it has {space.value} but no record"), b""
+            yield StoreProblem(name, f"it has {space.value} but no record")
         at = prefix_end(lead + topic)
 
 
-def _without_head(database: Database, space: Space) -> Iterator[tuple[StoreProblem, bytes]]:
+def _without_head(database: Database, space: Space) -> Iterator[StoreProblem]:
     lead = cells_prefix(space, b"")[:1]
     at = lead
     while found := database.pairs(at, lead + b"\xff" * 80, pairs_max=1)[0]:
         row = row_of_cell(found[0][0])
-        if row is None or row.count(b":") < 2:
-            yield _unknown(found[0][0])
+        if row is None:
+            yield StoreProblem("LevelDB", "an unknown key", found[0][0].hex())
             at = found[0][0] + b"\0"
             continue
         if database.get(head_key(space, row)) is None:
-            what = f"a row of {space.value} has entries but no head"
-            yield StoreProblem("LevelDB", what, row.hex()), b""
+            yield StoreProblem(
+                "LevelDB", f"a row of {space.value} has entries but no head", row.hex()
+            )
         at = prefix_end(cells_prefix(space, row))

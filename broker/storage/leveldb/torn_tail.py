@@ -38,12 +38,14 @@ _HEADER = struct.Struct("<IHB")
 _MASK_DELTA = 0xA282EAD8
 _BATCH = struct.Struct("<QI")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_NO_KIND, _NO_LENGTH = 9, 0xFFFF
+"""LevelDB passes a record of no known kind, and the rest of a block after a length that does not fit."""
 _LOG_NUMBER, _REMOVED_TABLE, _TABLE = 2, 6, 7
 _BEGINNING = re.compile(rb"[\x01\x02]")
 _BEGINNING_IN_LOG = re.compile(rb"[\x01\x02](?=[\s\S]{6}\x00\x00)")
 """The kind of a record that begins a write, followed by the high bytes of its sequence number."""
 
-Bytes = bytes | mmap.mmap
+Bytes = bytes | bytearray | mmap.mmap
 
 
 class Damaged(Exception):
@@ -88,6 +90,27 @@ def damage_of(log: Path) -> str | None:
     except Damaged as error:
         return str(error)
     return None if end is None else f"{log.name} is damaged at byte {end}"
+
+
+def drop_damaged_records(log: Path) -> None:
+    """Change a log so that LevelDB's repair passes its damaged records: it verifies no checksum of a log."""
+    data, at = bytearray(log.read_bytes()), 0
+    while at + _HEADER.size <= len(data):
+        room = _BLOCK - at % _BLOCK
+        if room < _HEADER.size:
+            at += room
+            continue
+        _, length, kind = _HEADER.unpack_from(data, at)
+        if at + _HEADER.size + length > len(data) or _HEADER.size + length > room:
+            _HEADER.pack_into(data, at, 0, _NO_LENGTH, kind)
+            at += room
+        elif not length and not kind:
+            at += room  # LevelDB, too, passes the rest of a block that begins with zeros.
+        else:
+            if not _has_checksum(data, at):
+                _HEADER.pack_into(data, at, 0, length, _NO_KIND)
+            at += _HEADER.size + length
+    log.write_bytes(data)
 
 
 def _manifest(database: Path) -> Path | None:
@@ -193,7 +216,7 @@ def is_sound(data: Bytes, write: TailWrite) -> bool:
 
 def _has_checksum(data: Bytes, at: int) -> bool:
     expected, length, _ = _HEADER.unpack_from(data, at)
-    body = data[at + _HEADER.size - 1 : at + _HEADER.size + length]
+    body = bytes(data[at + _HEADER.size - 1 : at + _HEADER.size + length])
     return bool(masked_crc32c(body) == expected)
 
 
@@ -260,7 +283,7 @@ def _contents(data: Bytes, write: TailWrite) -> bytes:
     parts = []
     for at in write.records:
         _, length, _ = _HEADER.unpack_from(data, at)
-        parts.append(data[at + _HEADER.size : at + _HEADER.size + length])
+        parts.append(bytes(data[at + _HEADER.size : at + _HEADER.size + length]))
     return b"".join(parts)
 
 

@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from broker.clock import SystemClock
 from broker.errors import StorageCorrupt, Unavailable
 from broker.model import Message, Poll, PublishRequest, TopicId, id_after
+from broker.storage import head as heads
 from broker.storage.entry import checked
 from broker.storage.keys import LogId, page_key, root_key
 from broker.storage.leveldb import files, stand_in
@@ -396,6 +397,11 @@ async def test_a_record_a_root_and_the_head_of_a_page_are_made_again(
         await is_mended(directory, tmp_path / f"mended{number}", before)
 
 
+def largest_log(store: Path) -> Path:
+    """Return the log with the most rows; a store may have a second one that is being merged."""
+    return max((store / "db").glob("*.log"), key=lambda path: path.stat().st_size)
+
+
 def test_a_repair_names_the_files_that_held_rows_of_which_no_trace_is_left(tmp_path: Path) -> None:
     """The newest messages lie in the log alone: without it the store is sound, as it was before them."""
     store = tmp_path / "store"
@@ -406,7 +412,7 @@ def test_a_repair_names_the_files_that_held_rows_of_which_no_trace_is_left(tmp_p
         await table.close()
 
     asyncio.run(fill())
-    (log,) = (store / "db").glob("*.log")
+    log = largest_log(store)
     tables = sorted((store / "db").glob("*.ldb"))
     assert tables
 
@@ -461,7 +467,7 @@ async def test_keys_that_no_store_has_are_not_in_a_repaired_copy(
     store, before = small
     directory = tmp_path / "data"
     shutil.copytree(store, directory)
-    (log,) = (directory / "db").glob("*.log")
+    log = largest_log(directory)
     content = log.read_bytes()
     log.write_bytes(content.replace(b"ns:t", b"ns;t", 3))
     await is_mended(directory, tmp_path / "mended", before)
@@ -469,3 +475,26 @@ async def test_keys_that_no_store_has_are_not_in_a_repaired_copy(
         log.write_bytes(changed)
         shutil.rmtree(tmp_path / "mended")
         assert (await repair(directory, tmp_path / "mended")).problems == []
+
+
+async def test_the_tail_of_a_published_payload_log_is_closed_again(
+    small: tuple[Path, dict[bytes, bytes]], tmp_path: Path
+) -> None:
+    """The write that closed it may have been lost with a damaged record of the log."""
+    store, before = small
+    directory = tmp_path / "data"
+    shutil.copytree(store, directory)
+    (directory / "CLEAN").unlink()
+    database = plyvel.DB(str(directory / "db"))
+    lead = head_key(Space.PAYLOADS, b"ns:t:")
+    closed = 0
+    for key, value in database.iterator(prefix=lead):
+        with suppress(StorageCorrupt, ValueError):
+            head = heads.decode(value)
+            if head.state is heads.PageState.CLOSED:
+                database.put(key, heads.encode(head._replace(state=heads.PageState.OPEN)))
+                closed += 1
+    database.close()
+    assert closed == 1
+    assert not (await verify_directory(directory)).is_sound
+    await is_mended(directory, tmp_path / "mended", before)
