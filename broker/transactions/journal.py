@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from typing import Final, TypeVar
 
 from broker import logs
@@ -34,7 +35,7 @@ from broker.errors import (
 )
 from broker.model import ROW_ID_MIN, RowId
 from broker.shield import begin, is_done_within, result_of
-from broker.slices import Slice
+from broker.slices import Slice, soon
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
@@ -42,11 +43,11 @@ from broker.topics.reserved import KEPT_S, TRANSACTIONS
 from broker.topics.settings import PublishedIds
 from broker.topics.write import Write
 from broker.transactions import manager, snapshots
-from broker.transactions.edits import Edit, encode_edit
+from broker.transactions.edits import Edit, Reset, encode_edit
 from broker.transactions.manager import Decision
 from broker.transactions.replay import Replay
 from broker.transactions.service_settings import TransactionSettings
-from broker.transactions.service_state import ServiceState
+from broker.transactions.service_state import ServiceState, emptied
 
 Result = TypeVar("Result")
 Decide = Callable[[ServiceState, int], Decision[Result]]
@@ -166,7 +167,11 @@ class LedState:
         number = self.state.number + 1
         message = encode_edit(number, edit)
         self._last = self.append(message)
+        forgets = isinstance(edit, Reset) and self.state.gone is None  # Else a snapshot needs it.
+        before = copy(self.state) if forgets else None
         self.state.apply(number, edit)
+        if before is not None:
+            soon(emptied(before))
         self.edits += 1
         self.bytes += len(message)
 
@@ -213,6 +218,7 @@ class LedState:
         """
         edits, size = self.edits, self.bytes
         self.edits = self.bytes = 0
+        self.state.gone = {}
         try:
             self.snapshot_bytes = await self._write_snapshot()
         except BaseException:
@@ -220,6 +226,8 @@ class LedState:
             self.edits += (edits + 1) // 2
             self.bytes += size // 2
             raise
+        finally:
+            self.state.gone = None
 
     async def _write_snapshot(self) -> int:
         """Write a snapshot, and return its size."""
@@ -304,7 +312,9 @@ class Journal:
         try:
             led = await self._replayed(leader)
             if not led.is_over:
-                self.led = led
+                former, self.led = self.led, led
+                if former is not None:
+                    soon(emptied(former.state))
                 self._claimed(led)
         finally:
             self._replaying = None
@@ -369,6 +379,7 @@ class Journal:
         """Free the memory of a state that is over."""
         if self.led is led:
             self.led = None
+            soon(emptied(led.state))
 
     def touch(self) -> None:
         """Keep this node from closing the topic as idle: the leader must check for time-outs."""

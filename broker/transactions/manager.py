@@ -46,7 +46,9 @@ from broker.transactions.service_state import NameOwner, OpenTransaction, Servic
 Result = TypeVar("Result")
 
 TIMED_OUT_AT_ONCE: Final = 1000
-"""The largest number of timed-out transactions in one edit."""
+"""The most timed-out transactions that one decision ends."""
+TRUNCATED_AT_ONCE: Final = 4_000
+"""Truncating so many pointers takes less time than the event loop may be blocked."""
 
 
 class OlderInProgress(BadRequest):
@@ -285,7 +287,7 @@ def checkpoint(
 def expire(
     state: ServiceState, now_ms: int, *, patient_ms: Callable[[float], int]
 ) -> Decision[int]:
-    """Make all transactions invalid whose time-outs have passed. Answer how many.
+    """Make transactions invalid whose time-outs have passed, at most TIMED_OUT_AT_ONCE. Answer how many.
 
     ``patient_ms`` is that of the clock: a time-out has not passed because the clock jumped forward.
     """
@@ -295,11 +297,8 @@ def expire(
 
     late = [each for each in state.in_progress.values() if now_ms > each.expires_ms]
     over = [each.id for each in late if has_passed(each)]
-    edits = tuple(
-        Invalidated(tuple(over[at : at + TIMED_OUT_AT_ONCE]), True)
-        for at in range(0, len(over), TIMED_OUT_AT_ONCE)
-    )
-    return Decision(edits, len(over))
+    some = tuple(over[:TIMED_OUT_AT_ONCE])
+    return Decision((Invalidated(some, True),) if some else (), len(some))
 
 
 def truncate(state: ServiceState, pointers: Collection[int]) -> Decision[int]:
@@ -309,7 +308,7 @@ def truncate(state: ServiceState, pointers: Collection[int]) -> Decision[int]:
 
 
 def truncate_before(state: ServiceState, before_ms: int) -> Decision[int]:
-    """Remove all pointers given before a moment from the invalid list. Answer how many were in it.
+    """Remove pointers given before a moment from the invalid list, at most TRUNCATED_AT_ONCE. Answer how many.
 
     Raises:
         OlderInProgress: a transaction in progress began before that moment.
@@ -320,7 +319,9 @@ def truncate_before(state: ServiceState, before_ms: int) -> Decision[int]:
             f"Transaction {state.pointers[0]} is in progress and began before {before_ms}. End it first, or "
             "truncate before an earlier moment."
         )
-    count = bisect_left(state.invalids, bound)
+    count = min(bisect_left(state.invalids, bound), TRUNCATED_AT_ONCE)
+    if count == TRUNCATED_AT_ONCE:
+        bound = state.invalids[count - 1] + 1
     return Decision((TruncatedBefore(bound),) if count else (), count)
 
 

@@ -7,7 +7,7 @@ first call after a takeover claims the journal.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 from broker import logs
 from broker.errors import (
     BrokerError,
-    NotFound,
     TransactionConflict,
     TransactionNotInProgress,
     UnavailableError,
@@ -32,15 +31,14 @@ from broker.transactions.edits import Invalidated
 from broker.transactions.journal import Decide, Doubt, Journal, LedState
 from broker.transactions.manager import Decision
 from broker.transactions.service_settings import TransactionSettings
-from broker.transactions.service_state import OpenTransaction, ServiceState
+from broker.transactions.service_state import ServiceState
+from broker.transactions.shown_transaction import details_of, shown
 from broker.transactions.snapshots import frozen
 from broker.transactions.tephra_snapshot import snapshot_steps, state_of
 
 Result = TypeVar("Result")
 CLOSE_S: Final = 2.0
 """How long the last snapshot may take."""
-TRUNCATED_AT_ONCE: Final = 4_000
-"""Truncating so many pointers takes less time than the event loop may be blocked."""
 
 log = logs.get_logger()
 
@@ -204,8 +202,8 @@ class Transactions:
         after any error.
         """
         pointers, removed = list(ids), 0
-        for at in range(0, max(len(pointers), 1), TRUNCATED_AT_ONCE):
-            some = pointers[at : at + TRUNCATED_AT_ONCE]
+        for at in range(0, max(len(pointers), 1), manager.TRUNCATED_AT_ONCE):
+            some = pointers[at : at + manager.TRUNCATED_AT_ONCE]
 
             def decide(state: ServiceState, _: int, some: Collection[int] = some) -> Decision[int]:
                 return manager.truncate(state, some)
@@ -219,7 +217,9 @@ class Transactions:
         def decide(state: ServiceState, _: int) -> Decision[int]:
             return manager.truncate_before(state, before_ms)
 
-        return await self._execute("", decide, deadline)
+        return await _repeated(
+            lambda: self._execute("", decide, deadline), manager.TRUNCATED_AT_ONCE
+        )
 
     async def invalid_count(self) -> int:
         """Return the number of invalid pointers."""
@@ -352,7 +352,9 @@ class Transactions:
         """Make transactions invalid whose time-outs have passed by every clock. Return how many."""
         clock = self._around.clock
         expire = partial(manager.expire, patient_ms=clock.patient_ms)
-        count = await led.carry_out(expire, clock.now_ms())
+        count = await _repeated(
+            lambda: led.carry_out(expire, clock.now_ms()), manager.TIMED_OUT_AT_ONCE
+        )
         self.counts["timed_out"] += count
         if count:
             log.info("transactions timed out", count=count)
@@ -369,32 +371,10 @@ class Transactions:
                 await self._journal.close()
 
 
-def details_of(each: OpenTransaction) -> dict[str, Any]:
-    """Return a transaction in progress, as values for JSON."""
-    return {
-        "id": str(each.id),
-        "type": "long" if each.long else "short",
-        "started_ms": each.started_ms,
-        "expires_ms": each.expires_ms,
-        "client": each.client,
-        "name": each.name,
-        "checkpoints": [str(pointer) for pointer in each.checkpoints],
-    }
-
-
-def shown(state: ServiceState, transaction_id: int) -> dict[str, Any]:
-    """Return a transaction's state and details. Raises NotFound."""
-    found = state.in_progress.get(transaction_id)
-    if found is not None:
-        name = "in_progress" if found.changes is None else "committing"
-        return {"state": name, **details_of(found), "changes": len(found.changes or ())}
-    if state.is_invalid(transaction_id):
-        ended = state.ended.get(transaction_id)
-        more: dict[str, Any] = {}
-        if ended is not None:
-            more = {
-                "type": "long" if ended.long else "short",
-                "checkpoints": [str(pointer) for pointer in ended.checkpoints],
-            }
-        return {"state": "invalid", "id": str(transaction_id), **more}
-    raise NotFound(f"Transaction {transaction_id} is not known: it ended long ago, or never began.")
+async def _repeated(some: Callable[[], Awaitable[int]], at_once: int) -> int:
+    """Call ``some`` until it handles fewer than ``at_once``; return how many it has handled."""
+    total = found = await some()
+    while found == at_once:
+        found = await some()
+        total += found
+    return total

@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from broker.errors import StorageCorrupt
@@ -36,8 +36,8 @@ from broker.transactions.edits import (
     TruncatedBefore,
 )
 
-KEY_OVERHEAD_BYTES: Final = 100
-"""About how many bytes a key of a change set takes in memory beside its own."""
+KEY_OVERHEAD_BYTES: Final = 140
+"""About how many bytes a key of a change set takes in memory beside its own, and the set beside its keys."""
 NAMES_MAX: Final = 10_000
 """How many names the service remembers. It is a constant: each node must restore the same state from the journal."""
 FORGOTTEN_AT_ONCE: Final = 10_000
@@ -119,6 +119,8 @@ class ServiceState:
         """The invalid pointers. The array never changes in place, since snapshots share it."""
         self.ended: dict[int, InvalidTransaction] = {}
         """The invalid transactions by id. Their pointers are in ``invalids``."""
+        self.gone: dict[int, InvalidTransaction] | None = None
+        """Those that were removed while a snapshot is being written, which needs them."""
         self.committed: deque[tuple[int, tuple[bytes, ...]]] = deque()
         """Commit pointers and change sets, in the order of the commits."""
         self.committed_at: dict[bytes, int] = {}
@@ -295,7 +297,9 @@ class ServiceState:
         """Remove pointers (ascending) from the invalid ones. Ignore pointers that are not invalid."""
         before, kept, at = self.invalids, array("q"), 0
         for pointer in pointers:
-            self.ended.pop(pointer, None)
+            ended = self.ended.pop(pointer, None)
+            if ended is not None and self.gone is not None:
+                self.gone[pointer] = ended
             stop = bisect_left(before, pointer, at)
             kept.extend(before[at:stop])
             at = stop + (stop < len(before) and before[stop] == pointer)
@@ -319,7 +323,19 @@ class ServiceState:
 
 def size_of(changes: Iterable[bytes]) -> int:
     """Return about how many bytes a change set takes in memory."""
-    return sum([len(key) + KEY_OVERHEAD_BYTES for key in changes])
+    sizes = [len(key) + KEY_OVERHEAD_BYTES for key in changes]
+    return sum(sizes) + KEY_OVERHEAD_BYTES if sizes else 0
+
+
+def emptied(state: ServiceState) -> Iterator[None]:
+    """Free a state that is not used any more. Each step frees little: all at once would hold the event loop."""
+    while state.committed:
+        state.committed.popleft()
+        yield
+    for found in (state.committed_at, state.ended, state.in_progress, state.names):
+        while found:
+            found.popitem()
+            yield
 
 
 def _take_out(pointers: array[int], pointer: int) -> None:

@@ -55,20 +55,21 @@ class Frozen(NamedTuple):
     read_pointer: int
     in_progress: tuple[tuple[OpenTransaction, tuple[int, ...], tuple[bytes, ...] | None], ...]
     invalids: array[int]
-    ended: tuple[tuple[int, InvalidTransaction], ...]
+    ended: Callable[[int], InvalidTransaction | None]
     committed: tuple[tuple[int, tuple[bytes, ...]], ...]
     names: tuple[tuple[str, NameOwner], ...] = ()
 
 
 def frozen(state: ServiceState) -> Frozen:
-    """Return an immutable copy of the current state."""
+    """Return an immutable copy of the current state. For its invalid transactions, ``state.gone`` must be kept meanwhile."""
+    ended, gone = state.ended, {} if state.gone is None else state.gone
     return Frozen(
         state.number,
         state.last,
         state.read_pointer,
         tuple((each, each.checkpoints, each.changes) for each in state.in_progress.values()),
         state.invalids,
-        tuple(state.ended.items()),
+        lambda pointer: ended.get(pointer) or gone.get(pointer),
         tuple(state.committed),
         tuple(state.names.items()),
     )
@@ -100,7 +101,8 @@ def encode_parts(state: Frozen) -> Iterator[bytes]:
     for at in range(0, len(state.invalids), POINTERS_AT_ONCE):
         numbers = state.invalids[at : at + POINTERS_AT_ONCE]
         yield _part(_INVALIDS, [encode_numbers(_deltas(numbers))])
-    yield from _parts(_ENDED, map(_encode_ended, state.ended))
+    found = ((pointer, state.ended(pointer)) for pointer in state.invalids)
+    yield from _parts(_ENDED, (_encode_ended(at, ended) for at, ended in found if ended))
     yield from _parts(_COMMITTED, map(_encode_committed, state.committed))
     yield from _parts(_NAMES, map(_encode_name, state.names))
 
@@ -142,8 +144,8 @@ def _encode_transaction(
     )
 
 
-def _encode_ended(each: tuple[int, InvalidTransaction]) -> bytes:
-    return encode_long(each[0]) + encode_long(each[1].long) + encode_numbers(each[1].checkpoints)
+def _encode_ended(pointer: int, ended: InvalidTransaction) -> bytes:
+    return encode_long(pointer) + encode_long(ended.long) + encode_numbers(ended.checkpoints)
 
 
 def _encode_committed(each: tuple[int, tuple[bytes, ...]]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import structlog
 
 from broker.errors import Unavailable
 from broker.topics.leader import TopicLeader
+from broker.transactions import journal, manager
 from broker.transactions.service import Transactions
 from broker.transactions.service_settings import TransactionSettings
-from tests.kit.bench import Bench, settle
+from tests.kit.bench import Bench, Gate, settle
 
 SETTINGS = TransactionSettings(snapshot_bytes=20_000)
 
@@ -108,4 +110,57 @@ async def test_after_a_failed_snapshot_the_next_one_comes_sooner_but_not_at_once
     for number in range(10, 13):
         await commit(service, number)
     assert await floors.more() == 1
+    await service.close()
+
+
+async def test_a_snapshot_has_the_invalid_transactions_that_are_removed_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SNAPSHOT_PARTS_AHEAD", 0)
+    service = Transactions(bench.topics.leaders)
+    begun = [(await service.start()).transaction_id for _ in range(3)]
+    for each in begun:
+        await service.invalidate(each)
+    led = service._journal.led
+    assert led is not None
+    append = Gate()
+    bench.table.on("append", append.before)
+    writing = asyncio.ensure_future(led.write_snapshot())
+    await append.reached.wait()
+    removing = asyncio.ensure_future(service.abort(begun[1]))
+    await settle()
+    append.open()
+    await asyncio.gather(writing, removing)
+    bench.restart()
+    replayed = Transactions(bench.topics.leaders)
+    await replayed.abort(begun[2])
+    assert list((await replayed.snapshot()).invalids) == [begun[0]]
+    await replayed.close()
+
+
+async def test_what_ends_at_once_ends_in_bounded_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "TIMED_OUT_AT_ONCE", 2)
+    monkeypatch.setattr(manager, "TRUNCATED_AT_ONCE", 2)
+    service = Transactions(bench.topics.leaders)
+    for _ in range(5):
+        await service.start(timeout_s=1)
+    bench.clock.step(5_000)
+    await bench.clock.sleep(5)
+    led = service._journal.led
+    assert led is not None
+    assert await service.expire(led) == 5
+    assert await service.truncate_invalid_before(bench.clock.now_ms()) == 5
+    await service.close()
+
+
+async def test_a_reset_frees_the_state_before_in_steps(bench: Bench) -> None:
+    service = Transactions(bench.topics.leaders)
+    await service.invalidate((await service.start()).transaction_id)
+    state = service.state
+    assert state is not None
+    ended = state.ended
+    assert await service.reset() == (0, 1)
+    assert not ended
     await service.close()

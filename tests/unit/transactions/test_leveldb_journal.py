@@ -66,7 +66,7 @@ class Store:
 def parts_of(state: ServiceState | None) -> dict[str, Any]:
     """Return a copy of all parts of a state."""
     assert state is not None
-    parts = {**vars(state), "in_progress": {}}
+    parts = {**vars(state), "in_progress": {}, "gone": None}
     for each in state.in_progress.values():
         parts["in_progress"][each.id] = {name: getattr(each, name) for name in each.__slots__}
     return copy.deepcopy(parts)

@@ -23,7 +23,7 @@ from broker.transactions.service_state import ServiceState
 
 NOW_MS = 1000
 SETTINGS = TransactionSettings(
-    in_progress_max=5, changes_max=3, changes_bytes_max=10, change_sets_bytes_max=700
+    in_progress_max=5, changes_max=3, changes_bytes_max=10, change_sets_bytes_max=1_400
 )
 Result = TypeVar("Result")
 
@@ -316,3 +316,21 @@ def test_an_edit_with_a_wrong_number_or_that_does_not_fit_is_refused(tx: Manager
     ):
         with pytest.raises(StorageCorrupt):
             decode_edit(message)
+
+
+def test_one_decision_ends_and_truncates_a_bounded_number(
+    tx: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "TIMED_OUT_AT_ONCE", 2)
+    monkeypatch.setattr(manager, "TRUNCATED_AT_ONCE", 2)
+    for _ in range(3):
+        tx.start()
+    after_ms = tx.now_ms + 10**9
+
+    def expire() -> Decision[int]:
+        return manager.expire(tx.state, after_ms, patient_ms=lambda _: after_ms)
+
+    assert [tx.do(expire()) for _ in range(3)] == [2, 1, 0]
+    assert len(tx.state.invalids) == 3
+    assert [tx.do(manager.truncate_before(tx.state, after_ms)) for _ in range(3)] == [2, 1, 0]
+    assert not tx.state.invalids
