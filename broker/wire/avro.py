@@ -1,4 +1,4 @@
-"""The requests and the publish answer in Avro binary: raw datums of `schemas`.
+"""The requests and the publish answer in Avro binary: raw datums of the schemas in the reference (http.md).
 
 ::
 

@@ -1,7 +1,7 @@
 """Messages with keys, headers and lifetimes: ``avro/message``, in addition to the original's ``avro/binary``.
 
-The client and the nodes use it with each other; its schemas are in ``schemas``. A publish or a store is the
-original's record, but its messages are records. The reply to a poll is an array of pages, one page in each block::
+The client and the nodes use it with each other. A publish or a store is the original's record, but its messages are
+records. The reply to a poll is an array of pages, one page in each block::
 
     page       02 | messages | attributes                      one page in this block
     messages   count | item | item | … | 00                    as in ``blocks``: a copy of the stored form

@@ -32,8 +32,8 @@ from broker.model import (
     Snapshot,
 )
 from broker.wire import avro
-from broker.wire.schemas import CONSUME_RESPONSE
 from tests.conformance.exchange import Connection, Received, Sent
+from tests.kit.schemas import CONSUME_RESPONSE
 
 AVRO = {"Content-Type": "avro/binary"}
 DEADLINE_MS = 30_000

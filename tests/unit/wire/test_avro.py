@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
-from broker.wire import avro, schemas
+from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 from broker.wire.varint import encode_bytes, encode_long
+from tests.kit import schemas
 from tests.kit.request_bodies import read_poll
 
 REQUEST = fastavro.parse_schema(schemas.PUBLISH_REQUEST)

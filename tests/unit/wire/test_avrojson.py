@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import NO_HEADERS, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
-from broker.wire import avrojson, schemas
+from broker.wire import avrojson
 from broker.wire.transaction import encode_transaction
+from tests.kit import schemas
 from tests.kit.request_bodies import (
     poll_in_avro_json,
     publish_in_avro_json,

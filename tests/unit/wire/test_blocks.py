@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import NO_HEADERS, Message
-from broker.wire import schemas
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.varint import encode_bytes, encode_long
+from tests.kit import schemas
 from tests.kit.poll_replies import block
 
 RESPONSE = fastavro.parse_schema(schemas.CONSUME_RESPONSE)

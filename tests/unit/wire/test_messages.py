@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, OutcomeUnknown, TooManyMessages, Unavailable
 from broker.model import NO_HEADERS, Message, PublishRequest
-from broker.wire import attributes, messages, schemas
+from broker.wire import attributes, messages
 from broker.wire.blocks import END
 from broker.wire.messages import PagesDecoder
 from broker.wire.varint import encode_bytes, encode_long, read_long
+from tests.kit import schemas
 from tests.kit.poll_replies import block
 
 REQUEST = fastavro.parse_schema(schemas.PUBLISH_MESSAGES)

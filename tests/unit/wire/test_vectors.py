@@ -8,7 +8,8 @@ import fastavro
 import pytest
 
 from broker.model import Message, Poll, PublishRequest, RollbackRange, row_id
-from broker.wire import avro, avrojson, blocks, schemas, snapshotjson, transaction
+from broker.wire import avro, avrojson, blocks, snapshotjson, transaction
+from tests.kit import schemas
 from tests.kit.poll_replies import block
 from tests.kit.request_bodies import (
     poll_in_avro_json,

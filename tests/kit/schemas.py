@@ -1,7 +1,7 @@
 """The Avro schemas of the protocol, as data: the original's four, and two for messages with keys and headers.
 
-Clients in other languages need them, and the tests give them to an independent Avro
-implementation. The order of fields and of union branches is the wire format: it never changes.
+The tests give them to an independent Avro implementation. The order of fields and of union branches is the wire format:
+it never changes. Clients in other languages find them in docs/reference/http.md.
 
 ::
 
