@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,10 +9,12 @@ import structlog
 
 from broker.errors import Unavailable
 from broker.topics.leader import TopicLeader
-from broker.transactions import journal, manager
+from broker.transactions import manager, snapshots
+from broker.transactions.edits import Aborted, Invalidated, Reset, Started
 from broker.transactions.service import Transactions
 from broker.transactions.service_settings import TransactionSettings
-from tests.kit.bench import Bench, Gate, settle
+from broker.transactions.service_state import ServiceState
+from tests.kit.bench import Bench, settle
 
 SETTINGS = TransactionSettings(snapshot_bytes=20_000)
 
@@ -113,29 +114,19 @@ async def test_after_a_failed_snapshot_the_next_one_comes_sooner_but_not_at_once
     await service.close()
 
 
-async def test_a_snapshot_has_the_invalid_transactions_that_are_removed_meanwhile(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "SNAPSHOT_PARTS_AHEAD", 0)
-    service = Transactions(bench.topics.leaders)
-    begun = [(await service.start()).transaction_id for _ in range(3)]
-    for each in begun:
-        await service.invalidate(each)
-    led = service._journal.led
-    assert led is not None
-    append = Gate()
-    bench.table.on("append", append.before)
-    writing = asyncio.ensure_future(led.write_snapshot())
-    await append.reached.wait()
-    removing = asyncio.ensure_future(service.abort(begun[1]))
-    await settle()
-    append.open()
-    await asyncio.gather(writing, removing)
-    bench.restart()
-    replayed = Transactions(bench.topics.leaders)
-    await replayed.abort(begun[2])
-    assert list((await replayed.snapshot()).invalids) == [begun[0]]
-    await replayed.close()
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_snapshot_has_the_invalid_transactions_that_are_removed_meanwhile(is_reset: bool) -> None:
+    state = ServiceState()
+    for edit in (Reset(10), Started(11, False, 0, 1, ""), Invalidated((11,), True)):
+        state.apply(state.number + 1, edit)
+    state.gone = {}
+    parts = snapshots.encode_parts(snapshots.frozen(state))
+    restored = ServiceState()
+    snapshots.take_part(restored, next(parts))
+    state.apply(state.number + 1, Reset(20) if is_reset else Aborted(11))
+    for part in parts:
+        snapshots.take_part(restored, part)
+    assert list(restored.invalids) == list(restored.ended) == [11]
 
 
 async def test_what_ends_at_once_ends_in_bounded_steps(
