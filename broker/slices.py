@@ -75,7 +75,7 @@ _soon: set[asyncio.Task[None]] = set()
 """Keeps the tasks alive: the event loop itself holds them only weakly."""
 
 
-def soon(steps: Iterator[None]) -> None:
+def soon(steps: Iterator[object]) -> None:
     """Run the steps of work that no caller waits for: a few now, and the others in slices.
 
     Freeing is such work: 100,000 small objects hold the loop for 30 to 100 ms.
@@ -90,7 +90,7 @@ def soon(steps: Iterator[None]) -> None:
     task.add_done_callback(_soon.discard)
 
 
-async def _all_in_slices(steps: Iterator[None]) -> None:
+async def _all_in_slices(steps: Iterator[object]) -> None:
     time = Slice()
     for _ in steps:
         await time.go_on()

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import RowId
@@ -62,16 +62,23 @@ def check_same_request(theirs: bytes, mine: bytes, ids: str = "") -> None:
     refuse_other("The request of this Idempotency-Key", first, second, ids)
 
 
+class KeyMemory(Protocol):
+    """Keys, or producers, of one log that can be looked up again."""
+
+    def forget_oldest(self) -> bool:
+        """Forget the oldest one. Return False if there is none."""
+
+
 class KeyBudget:
-    """The memory that the keys of all topics of a node share. The topic that was idle longest forgets its oldest keys."""
+    """The memory that the keys and producers of all topics share. The topic that was idle longest forgets its oldest ones."""
 
     def __init__(self, bytes_max: int) -> None:
         """Begin with no key."""
         self.bytes_max = bytes_max
         self.bytes = 0
-        self._memories: OrderedDict[AnsweredKeys, None] = OrderedDict()
+        self._memories: OrderedDict[KeyMemory, None] = OrderedDict()
 
-    def take(self, memory: AnsweredKeys) -> None:
+    def take(self, memory: KeyMemory) -> None:
         """Count one more key of a memory."""
         self.bytes += KEY_BYTES
         self._memories[memory] = None
@@ -85,7 +92,7 @@ class KeyBudget:
         """Count fewer keys."""
         self.bytes -= keys * KEY_BYTES
 
-    def leave(self, memory: AnsweredKeys) -> None:
+    def leave(self, memory: KeyMemory) -> None:
         """Forget a memory that takes no more keys."""
         self._memories.pop(memory, None)
 

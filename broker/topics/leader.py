@@ -74,7 +74,7 @@ class TopicLeader:
             around, hold, committed=self._committed, lost=lambda _, error: self.end(error)
         )
         self.messages = KeyedLog(around, self.writer)
-        self.producers = Producers(around.clock, hold, self.producers_passed)
+        self.producers = Producers(around.clock, hold, self.producers_passed, around.keys)
         self.payloads = StoredPayloads(around, self.messages, self.end)
         self._changing: set[asyncio.Task[None]] = set()
         self._refused_below: Callable[[], Awaitable[int]] | None = refused_below
@@ -256,6 +256,7 @@ class TopicLeader:
         self.writer.close(error)
         self.payloads.close(error)
         self.messages.forget()
+        self.producers.close()
         self.cache.close()
         self.hold.end()
         self._lost(self)

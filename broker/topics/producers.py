@@ -28,10 +28,11 @@ from broker.clock import Clock
 from broker.errors import AlreadyPublished
 from broker.model import ROW_ID_MIN, RowId, first_row_at, timestamp_of
 from broker.shield import to_its_end
+from broker.slices import soon
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
 from broker.topics.batches import ProducerRun, producer_run
-from broker.topics.dedupe import key_hash
+from broker.topics.dedupe import KeyBudget, key_hash
 from broker.topics.effects import in_transaction, named, refuse_other, refuse_rolled_back
 from broker.topics.overdue import in_time
 from broker.topics.settings import Producer, PublishedIds
@@ -59,8 +60,15 @@ class _ProducerTurns:
 class Producers:
     """The last numbers of the producers of one topic, while one hold lasts."""
 
-    def __init__(self, clock: Clock, hold: LogHold, passed: Callable[[], RowId]) -> None:
-        """Begin without a known producer. ``passed`` returns the id below which no producer's mark counts."""
+    def __init__(
+        self, clock: Clock, hold: LogHold, passed: Callable[[], RowId], budget: KeyBudget
+    ) -> None:
+        """Begin without a known producer. ``passed`` returns the id below which no producer's mark counts.
+
+        ``budget`` counts each producer like a key.
+        """
+        self._budget = budget
+        self._closed = False
         self._clock = clock
         self._hold = hold
         self._passed = passed
@@ -164,10 +172,29 @@ class Producers:
         return None if known.ids.first < self._passed() else known
 
     def _remember(self, hashed: bytes, answer: _Last) -> None:
+        if self._closed:
+            return
+        is_new = hashed not in self._known
         self._known[hashed] = answer
         self._known.move_to_end(hashed)
+        if is_new:
+            self._budget.take(self)
         if len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
+            self.forget_oldest()
+
+    def forget_oldest(self) -> bool:
+        """Forget the producer that was silent longest: its next publish looks it up. Return False if there is none."""
+        if not self._known:
+            return False
+        self._known.popitem(last=False)
+        self._budget.give()
+        return True
+
+    def close(self) -> None:
+        """Forget all producers: the hold is done."""
+        self._closed = True
+        self._budget.leave(self)
+        soon(iter(self.forget_oldest, False))
 
 
 def _run_of(producer: Producer, pointer: int | None, last: _Last | None) -> tuple[int, int | None]:

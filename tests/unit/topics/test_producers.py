@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import Fenced, OutcomeUnknown
+from broker.model import TopicId
 from broker.storage import marks as module
 from broker.storage.check import verify
 from broker.storage.log import Logs
 from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics import producers
+from broker.topics.dedupe import KEY_BYTES
 from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from tests.kit.bench import Bench, Gate, done_but, settle
 
@@ -55,6 +57,20 @@ async def test_each_producer_has_its_own_numbers(bench: Bench) -> None:
         assert not (await publish(bench, 4, who=who)).replayed
     await bench.publish(b"plain")
     assert await bench.payloads() == [b"4", b"4", b"plain"]
+
+
+async def test_the_producers_of_all_topics_share_the_memory_of_keys(bench: Bench) -> None:
+    bench.restart(idempotency_keys_bytes_max=3 * KEY_BYTES)
+    topics = [TopicId("ns", name) for name in "ab"]
+    for topic in topics:
+        await bench.create(topic)
+        for number in range(5):
+            await publish(bench, 1, who=f"p{number}", topic=topic)
+        assert bench.around.keys.bytes <= 3 * KEY_BYTES
+    for topic in topics:
+        assert (await publish(bench, 1, who="p0", topic=topic)).replayed
+        bench.leader(topic).end(Fenced("over"))
+    assert bench.around.keys.bytes == 0
 
 
 @pytest.mark.parametrize("flushed", [False, True])
