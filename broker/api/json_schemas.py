@@ -51,6 +51,12 @@ def record(**properties: Schema) -> Schema:
     }
 
 
+def partly(*required: str, **properties: Schema) -> Schema:
+    """Return the schema of an object with no other properties, of which these are required."""
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": properties, **needed, "additionalProperties": False}
+
+
 def array(items: Schema) -> Schema:
     """Return the schema of a list of such items."""
     return {"type": "array", "items": items}
@@ -64,22 +70,19 @@ def _union(branch: str, schema: Schema) -> Schema:
 SNAPSHOT: Final[Schema] = {
     "anyOf": [
         {"type": "string", "description": "A TTransaction, in hex or base64."},
-        {
-            "type": "object",
-            "properties": {
-                "transaction_id": LONG_SENT,
-                "read_pointer": LONG_SENT,
-                "write_pointer": LONG_SENT,
-                "first_short_in_progress": LONG_SENT,
-                "invalids": array(LONG_SENT),
-                "in_progress": array(LONG_SENT),
-                "checkpoint_pointers": array(LONG_SENT),
-                "long": BOOLEAN,
-                "visibility": {"enum": ["SNAPSHOT", "SNAPSHOT_EXCLUDE_CURRENT", "SNAPSHOT_ALL"]},
-            },
-            "required": ["transaction_id", "read_pointer"],
-            "additionalProperties": False,
-        },
+        partly(
+            "transaction_id",
+            "read_pointer",
+            transaction_id=LONG_SENT,
+            read_pointer=LONG_SENT,
+            write_pointer=LONG_SENT,
+            first_short_in_progress=LONG_SENT,
+            invalids=array(LONG_SENT),
+            in_progress=array(LONG_SENT),
+            checkpoint_pointers=array(LONG_SENT),
+            long=BOOLEAN,
+            visibility={"enum": ["SNAPSHOT", "SNAPSHOT_EXCLUDE_CURRENT", "SNAPSHOT_ALL"]},
+        ),
     ]
 }
 
@@ -148,23 +151,17 @@ _CURSOR_LAG: Final = record(
     lag=record(messages=INTEGER, lost=INTEGER, oldest=_END),
 )
 SCHEMAS: Final[dict[str, Schema]] = {
-    "Error": {
-        "type": "object",
-        "properties": {
-            "code": {"enum": sorted({error.code for error in registry()})},
-            "message": STRING,
-            "retriable": BOOLEAN,
-            "outcome": {"enum": ["refused", "unknown"]},
-            "cursor": {
-                **nullable(
-                    record(**{name: _CURSOR[name] for name in _CURSOR if name != "generation"})
-                ),
-                "description": "Only in `cursor_moved`: the current cursor, or null if there is none.",
-            },
+    "Error": partly(
+        *("code", "message", "retriable", "outcome"),
+        code={"enum": sorted({error.code for error in registry()})},
+        message=STRING,
+        retriable=BOOLEAN,
+        outcome={"enum": ["refused", "unknown"]},
+        cursor={
+            **nullable(record(**{name: _CURSOR[name] for name in _CURSOR if name != "generation"})),
+            "description": "Only in `cursor_moved`: the current cursor, or null if there is none.",
         },
-        "required": ["code", "message", "retriable", "outcome"],
-        "additionalProperties": False,
-    },
+    ),
     "PropertiesSent": {
         "type": "object",
         "description": "All properties. A missing property gets its default.",
@@ -181,39 +178,31 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "additionalProperties": STRING,
     },
     "Names": array(STRING),
-    "AvroPublishRequest": {
-        "type": "object",
-        "properties": {
-            "transactionWritePointer": _union("long", INT64),
-            "messages": array(CODE_POINTS),
-        },
-        "required": ["messages"],
-        "additionalProperties": False,
-    },
+    "AvroPublishRequest": partly(
+        "messages",
+        transactionWritePointer=_union("long", INT64),
+        messages=array(CODE_POINTS),
+    ),
     "AvroPublishResponse": record(
         transactionWritePointer=record(long=INT64),
         rollbackRange=record(
             startTimestamp=INT64, startSequenceId=INTEGER, endTimestamp=INT64, endSequenceId=INTEGER
         ),
     ),
-    "AvroConsumeRequest": {
-        "type": "object",
-        "properties": {
-            "startFrom": {
-                "anyOf": [
-                    record(bytes=CODE_POINTS),
-                    record(long=INT64),
-                    CODE_POINTS,
-                    INT64,
-                    {"type": "null"},
-                ]
-            },
-            "inclusive": BOOLEAN,
-            "limit": _union("int", {"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}),
-            "transaction": _union("bytes", CODE_POINTS),
+    "AvroConsumeRequest": partly(
+        startFrom={
+            "anyOf": [
+                record(bytes=CODE_POINTS),
+                record(long=INT64),
+                CODE_POINTS,
+                INT64,
+                {"type": "null"},
+            ]
         },
-        "additionalProperties": False,
-    },
+        inclusive=BOOLEAN,
+        limit=_union("int", {"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}),
+        transaction=_union("bytes", CODE_POINTS),
+    ),
     "AvroConsumeResponse": array(record(id=CODE_POINTS, payload=CODE_POINTS)),
     "BrowsePage": record(messages=array(_BROWSED), next=_NEXT),
     "BrowsePageAs": record(
@@ -245,20 +234,17 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Cursor": record(**_CURSOR),
     "CursorLag": _CURSOR_LAG,
     "Cursors": record(cursors=array(_CURSOR_LAG), next=nullable(CURSOR_NAME)),
-    "CursorSent": {
-        "type": "object",
-        "properties": {
-            "after": nullable(ID_PLACE),
-            "expected": nullable(STRING),
-            "data": {
-                "type": "string",
-                "maxLength": 1024,
-                "description": "Text of the reader's own, at most 1,024 bytes of UTF-8.",
-            },
+    "CursorSent": partly(
+        "after",
+        "expected",
+        after=nullable(ID_PLACE),
+        expected=nullable(STRING),
+        data={
+            "type": "string",
+            "maxLength": 1024,
+            "description": "Text of the reader's own, at most 1,024 bytes of UTF-8.",
         },
-        "required": ["after", "expected"],
-        "additionalProperties": False,
-    },
+    ),
     "CursorDeleted": record(deleted=BOOLEAN),
     "Range": record(
         earliest=MESSAGE_ID,
@@ -272,21 +258,11 @@ SCHEMAS: Final[dict[str, Schema]] = {
         generation=INTEGER,
     ),
     "Stage": record(stage=STAGE, ends_at=MOMENT),
-    "StagesSent": {
-        "type": "object",
-        "properties": {
-            "stages": {
-                "type": "array",
-                "items": STAGE,
-                "minItems": 1,
-                "maxItems": 5000,
-                "uniqueItems": True,
-            },
-            "write_pointer": nullable(LONG_SENT),
-        },
-        "required": ["stages"],
-        "additionalProperties": False,
-    },
+    "StagesSent": partly(
+        "stages",
+        stages={**array(STAGE), "minItems": 1, "maxItems": 5000, "uniqueItems": True},
+        write_pointer=nullable(LONG_SENT),
+    ),
     "Event": record(
         id=MESSAGE_ID,
         timestamp_ms=INTEGER,

@@ -12,6 +12,7 @@ from broker.api.json_schemas import (
     SNAPSHOT,
     array,
     nullable,
+    partly,
     record,
 )
 from broker.operations.operation import BOOLEAN, INTEGER, MESSAGE_ID, STRING, TTL_SENT, Schema
@@ -26,76 +27,56 @@ _NEW_MESSAGE: Final[Schema] = {
         STRING,
         _BASE64,
         _JSON_VALUE,
-        {
-            "type": "object",
-            "properties": {
-                "value": {"anyOf": [SHOWN_BYTES, _JSON_VALUE]},
-                "key": nullable(SHOWN_BYTES),
-                "headers": nullable({"type": "object", "additionalProperties": SHOWN_BYTES}),
-                "ttl": nullable(TTL_SENT),
-            },
-            "required": ["value"],
-            "additionalProperties": False,
-        },
+        partly(
+            "value",
+            value={"anyOf": [SHOWN_BYTES, _JSON_VALUE]},
+            key=nullable(SHOWN_BYTES),
+            headers=nullable({"type": "object", "additionalProperties": SHOWN_BYTES}),
+            ttl=nullable(TTL_SENT),
+        ),
     ]
 }
 PLAIN_SCHEMAS: Final[dict[str, Schema]] = {
     "PublishRequest": {
         "anyOf": [
-            {
-                "type": "object",
-                "properties": {
-                    "write_pointer": nullable(LONG_SENT),
-                    "messages": array(_NEW_MESSAGE),
-                },
-                "required": ["messages"],
-                "additionalProperties": False,
-            },
+            partly("messages", write_pointer=nullable(LONG_SENT), messages=array(_NEW_MESSAGE)),
             array(_NEW_MESSAGE),
             _NEW_MESSAGE,
         ]
     },
     "Published": {
-        **record(
+        **partly(
+            *("first_id", "last_id", "count", "replayed"),
             first_id=nullable(MESSAGE_ID),
             last_id=nullable(MESSAGE_ID),
             count=nullable(INTEGER),
             replayed=BOOLEAN,
             write_pointer=LONG,
         ),
-        "required": ["first_id", "last_id", "count", "replayed"],
         "description": "The result of a publish; values that are not known any more are null. With a write pointer, "
         "it is also the body of the rollback.",
     },
-    "RollbackRequest": {
-        "type": "object",
-        "properties": {
-            "write_pointer": LONG_SENT,
-            "first_id": MESSAGE_ID,
-            "last_id": MESSAGE_ID,
-            "count": nullable(INTEGER),
-            "replayed": BOOLEAN,
+    "RollbackRequest": partly(
+        *("write_pointer", "first_id", "last_id"),
+        write_pointer=LONG_SENT,
+        first_id=MESSAGE_ID,
+        last_id=MESSAGE_ID,
+        count=nullable(INTEGER),
+        replayed=BOOLEAN,
+    ),
+    "PollRequest": partly(
+        start={
+            "anyOf": [
+                MESSAGE_ID,
+                {"type": "string", "format": "date-time"},
+                {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
+                {"type": "null"},
+            ]
         },
-        "required": ["write_pointer", "first_id", "last_id"],
-        "additionalProperties": False,
-    },
-    "PollRequest": {
-        "type": "object",
-        "properties": {
-            "start": {
-                "anyOf": [
-                    MESSAGE_ID,
-                    {"type": "string", "format": "date-time"},
-                    {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
-                    {"type": "null"},
-                ]
-            },
-            "inclusive": BOOLEAN,
-            "limit": nullable({"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}),
-            "snapshot": nullable(SNAPSHOT),
-        },
-        "additionalProperties": False,
-    },
+        inclusive=BOOLEAN,
+        limit=nullable({"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}),
+        snapshot=nullable(SNAPSHOT),
+    ),
     "Polled": array(
         record(
             id=MESSAGE_ID,

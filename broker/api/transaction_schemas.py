@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api.json_schemas import LONG, LONG_SENT, MOMENT, SNAPSHOT, array, nullable, record
+from broker.api.json_schemas import (
+    LONG,
+    LONG_SENT,
+    MOMENT,
+    SNAPSHOT,
+    array,
+    nullable,
+    partly,
+    record,
+)
 from broker.operations.operation import BOOLEAN, INTEGER, MESSAGE_ID, NUMBER, STRING, Schema
 
 _NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
@@ -25,10 +34,6 @@ _TRANSACTION = record(
     name=STRING,
     checkpoints=array(LONG),
 )
-
-
-def _optional(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 _STATE: Final[Schema] = {"enum": ["in_progress", "committing", "invalid", "unknown", None]}
@@ -77,7 +82,7 @@ TRANSACTION_SCHEMAS: Final[dict[str, Schema]] = {
         **record(**_PARTS),
         "description": "The snapshot of a transaction. A snapshot without a transaction has the id 0.",
     },
-    "TransactionSent": _optional(
+    "TransactionSent": partly(
         type=_TYPE,
         timeout_s=nullable({"type": "number", "exclusiveMinimum": 0}),
         client=STRING,
@@ -85,7 +90,7 @@ TRANSACTION_SCHEMAS: Final[dict[str, Schema]] = {
         epoch=nullable(_POINTER),
     ),
     "ChangesSent": record(changes=array({"type": "string", "contentEncoding": "base64"})),
-    "CommitSent": _optional(write_pointer=nullable(_POINTER)),
+    "CommitSent": partly(write_pointer=nullable(_POINTER)),
     "TruncateSent": {"anyOf": [record(ids=array(_POINTER)), record(before_ms=_POINTER)]},
     "Truncated": record(removed=INTEGER),
     "Reset": record(in_progress=INTEGER, invalid=INTEGER),
@@ -102,17 +107,13 @@ TRANSACTION_SCHEMAS: Final[dict[str, Schema]] = {
         leader=nullable(INTEGER),
         epoch=nullable(INTEGER),
     ),
-    "TransactionShown": {
-        "type": "object",
-        "properties": {
-            "id": LONG,
-            "state": {"enum": ["in_progress", "committing", "invalid"]},
-            **_TRANSACTION["properties"],
-            "changes": INTEGER,
-        },
-        "required": ["id", "state"],
-        "additionalProperties": False,
-    },
+    "TransactionShown": partly(
+        "id",
+        "state",
+        **{"id": LONG, "state": {"enum": ["in_progress", "committing", "invalid"]}}
+        | _TRANSACTION["properties"],
+        changes=INTEGER,
+    ),
     "Blockers": record(
         snapshot_of={"enum": ["request", "transaction", "now"]},
         read_pointer=LONG,
