@@ -75,9 +75,11 @@ class Bridge:
             with self._guard:
                 if not self._ended:
                     return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
-        _give_up(work)
+        give_up(work)
         if not self.is_here:
             _stay_at_exit()
+        if self.process_id != os.getpid():
+            raise RuntimeError("This was made before a fork. Make it anew in the child process.")
         raise RuntimeError("This client is closed.")
 
     def ask(self, work: Awaitable[Any]) -> None:
@@ -96,7 +98,7 @@ class Bridge:
     def wait(self, work: Awaitable[T]) -> T:
         """Run work on the loop and wait for it; an interrupt of the wait cancels it. Raises its error, as ``submit`` does."""
         if self.is_here:
-            _give_up(work)
+            give_up(work)
             self.check_may_wait()
         future = self.submit(work)
         try:
@@ -188,7 +190,7 @@ class CallersThread(Executor):
             del done, interrupt, interrupted
 
 
-def _give_up(work: Awaitable[Any]) -> None:
+def give_up(work: Awaitable[Any]) -> None:
     """Close work that never begins, so that Python does not warn of it."""
     if isinstance(work, Coroutine):
         work.close()

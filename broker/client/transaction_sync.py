@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from broker.client.bridge import CallersThread
+from broker.client.bridge import CallersThread, give_up
 from broker.client.facade import blocking
 from broker.client.transaction_aware import (
     AnyTransactionService,
@@ -133,8 +133,16 @@ class SyncTransaction:
             for task in tasks:
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
-        self._bridge.check_may_wait()
-        return caller.serve(self._bridge.submit(run()), cancel)
+        try:
+            self._bridge.check_may_wait()
+            done = self._bridge.submit(run())
+        except RuntimeError:
+            give_up(work)
+            raise
+        try:
+            return caller.serve(done, cancel)
+        finally:
+            del done  # The error's traceback keeps this frame.
 
 
 class _Served:

@@ -11,6 +11,7 @@ import pytest
 
 from broker.client import Published, SyncClient, TailOptions, Trouble
 from broker.client.bridge import Bridge
+from tests.unit.client.stand_in import Foreign
 from tests.unit.client.test_sync import MESSAGES, Caller, server, url
 
 __all__ = ["server", "url"]
@@ -191,3 +192,28 @@ def test_a_participant_may_raise_anything(url, error):
 
     with SyncClient(url) as client, pytest.raises((type(error), RuntimeError)):
         client.transaction(service=Plain()).__enter__()
+
+
+def test_a_transaction_of_a_closed_client_says_so_and_leaves_no_call_behind(url, recwarn):
+    client = SyncClient(url)
+    transaction = client.transaction(service=Foreign())
+    transaction.__enter__()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        transaction.publish("ns1/t1", b"x")
+    gc.collect()
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_after_a_fork_the_parts_of_a_client_say_that_they_are_the_parents(url):
+    forking = (
+        "import os\n"
+        "later = client.subscriber('ns1/t1', 's', print)\n"
+        "if (child := os.fork()) == 0:\n"
+        "    for call in (lambda: list(tail), later.run, lambda: [client.poll('ns1/t1')] * 0):\n"
+        "        try: call()\n"
+        "        except RuntimeError as error: print(error)\n"
+        "else: os.waitpid(child, 0)\n"
+    )
+    told = run_program(PROGRAM.replace("print(next", "(next") + forking, url)
+    assert told == "This was made before a fork. Make it anew in the child process.\n" * 2
