@@ -193,3 +193,10 @@ def check_takes(function: object, arguments: int, name: str, *, may_yield: bool 
     except TypeError as error:
         takes = "1 argument" if arguments == 1 else f"{arguments} arguments"
         raise TypeError(f"{name} is called with {takes} by position: {error}.") from None
+
+
+def check_plain(function: object, arguments: int, name: str, *, may_yield: bool = False) -> None:
+    """Do as ``check_takes``. Raises TypeError, too, if the function is asynchronous."""
+    check_takes(function, arguments, name, may_yield=may_yield)
+    if any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
+        raise TypeError(f"{name} is asynchronous: no call would await it.")

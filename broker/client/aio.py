@@ -536,6 +536,7 @@ class Client(Reader):
 
         Raises:
             TransactionConflict: the last attempt had a conflict, too.
+            TypeError: ``work`` can't be called with a transaction.
         """
         return await repeat(begin or self.transaction, work, attempts_max)
 

@@ -38,6 +38,12 @@ OnTrouble = Callable[[Trouble], None]
 """Called with trouble that the client will retry. It must not block. An error of it is logged, and changes nothing else."""
 
 
+def check_on_trouble(on_trouble: OnTrouble | None) -> None:
+    """Raise TypeError if it can't be called with a Trouble."""
+    if on_trouble is not None:
+        user_code.check_plain(on_trouble, 1, "on_trouble")
+
+
 class Retrier:
     """Decides how long and how often the client retries a request. A close of the client ends all retries."""
 
@@ -47,6 +53,7 @@ class Retrier:
         rng: random.Random | None = None,
         on_trouble: OnTrouble | None = None,
     ) -> None:
+        check_on_trouble(on_trouble)
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
         self._on_trouble = on_trouble

@@ -30,7 +30,7 @@ from broker.client.handler import Handler
 from broker.client.later import Counts
 from broker.client.place_store import PlaceStore
 from broker.client.range_read import Reading
-from broker.client.retrier import OnTrouble
+from broker.client.retrier import OnTrouble, check_on_trouble
 from broker.client.stage import Stage
 from broker.client.subscriber import Subscriber
 from broker.client.subscriber_factory import SubscriberFactory
@@ -128,6 +128,7 @@ class SyncClient(SubscriberFactory[SyncSubscriber]):
         **options: Unpack[SettingOptions],
     ) -> None:
         self.settings = (settings or Settings()).changed(url, options)
+        check_on_trouble(on_trouble)
         self._tls = tls
         self._on_trouble = on_trouble
         self._start = threading.Lock()

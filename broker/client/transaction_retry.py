@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from broker import retries
+from broker import retries, user_code
 from broker.errors import BrokerError, TransactionConflict
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ async def repeat(
     attempts_max: int,
 ) -> T:
     """Run work with retries; see ``Client.in_transaction``."""
+    user_code.check_takes(work, 1, "work")
     attempts = _TransactionAttempts(attempts_max)
 
     async def attempt() -> T:
@@ -68,6 +69,7 @@ def repeat_blocking(
     begin: Callable[[], SyncTransaction], work: Callable[[SyncTransaction], T], attempts_max: int
 ) -> T:
     """Run work with retries; see ``SyncClient.in_transaction``."""
+    user_code.check_plain(work, 1, "work")
     attempts, count = _TransactionAttempts(attempts_max), 0
     while True:
         transaction = begin()

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from broker import user_code
 from broker.streams import accumulators, graph
 from broker.streams.accumulators import Accumulator
 
@@ -39,7 +40,7 @@ class Aggregating(Generic[K, V]):
         select: graph.Function | None,
         name: str | None,
     ) -> GroupedStream[K, Any]:
-        graph.check_plain(f"What {kind} makes", make, 0)
+        user_code.check_plain(make, 0, f"What {kind} makes")
         if select is not None:
             graph.check_function(kind, select)
         operator = graph.Aggregate(

@@ -20,6 +20,7 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar, override
 
+from broker import user_code
 from broker.streams import graph
 from broker.streams.aggregates import Aggregating
 from broker.streams.job import Job
@@ -333,7 +334,7 @@ class WindowedStream(Aggregating[K, V]):
 
 
 def _check_serde(serde: object, method: str) -> None:
-    graph.check_plain(f"{method} of {serde!r}", getattr(serde, method, None), 1)
+    user_code.check_plain(getattr(serde, method, None), 1, f"{method} of {serde!r}")
 
 
 def _pair(key: Any, value: Any, _: Window | None) -> tuple[Any, Any]:

@@ -8,7 +8,6 @@ the others, or one of another kind, renames none.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,14 +37,8 @@ def check_function(kind: str, function: object, arguments: int = 1) -> None:
         return
     if not callable(function):
         raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
-    check_plain(f"The function of {kind}", function, arguments, may_yield=kind == "flat_map")
-
-
-def check_plain(name: str, function: object, arguments: int, *, may_yield: bool = False) -> None:
-    """Raise TypeError unless a function takes so many arguments, and is not asynchronous."""
-    user_code.check_takes(function, arguments, name, may_yield=may_yield)
-    if any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
-        raise TypeError(f"{name} is asynchronous, and a job awaits no function.")
+    name = f"The function of {kind}"
+    user_code.check_plain(function, arguments, name, may_yield=kind == "flat_map")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from broker.client import Settings, protocol
+from broker.client import Client, Settings, SyncClient, protocol
 from broker.client.retrier import SLOW_S, Retrier, Trouble
 from broker.errors import OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
 from broker.model import Poll, PublishRequest, TopicId
@@ -141,3 +141,28 @@ async def test_a_closed_client_reports_no_trouble() -> None:
     retrier.close()
     retrier.tell(Unavailable("closed"), None)
     assert [str(trouble.error) for trouble in told] == ["lost"]
+
+
+async def awaited(_):
+    """An asynchronous function, which no call awaits."""
+
+
+def yields(_):
+    yield
+
+
+@pytest.mark.parametrize("make", [Client, SyncClient])
+@pytest.mark.parametrize("wrong", ["log", lambda: None, awaited, yields])
+def test_a_listener_of_the_wrong_shape_is_refused_when_the_client_is_made(make, wrong):
+    with pytest.raises(TypeError, match="on_trouble"):
+        make("http://127.0.0.1:1", on_trouble=wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, lambda: None, yields])
+async def test_work_of_the_wrong_shape_begins_no_transaction(wrong):
+    async with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match="work"):
+            await client.in_transaction(wrong)
+    for each in wrong, awaited:
+        with SyncClient("http://127.0.0.1:1") as blocking, pytest.raises(TypeError, match="work"):
+            blocking.in_transaction(each)
