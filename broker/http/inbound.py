@@ -445,7 +445,8 @@ class Connection(asyncio.Protocol):
         ends = self._idle_since + self._server.keep_alive_s
         left_s = self._server.keep_alive_s if self.in_use else ends - self._server.time()
         if left_s > 0:
-            self._timer = self._server.call_later(left_s, self._look_if_idle)
+            later_s = left_s + self._server.spread_s()
+            self._timer = self._server.call_later(later_s, self._look_if_idle)
         elif self.transport is not None and not self.dismissed:
             self.transport.close()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, cast
 
@@ -33,9 +34,11 @@ from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
 from broker.http.inbound import Connection
 from broker.http.reply import error_reply
+from broker.slices import soon
 
 BACKLOG: Final = 1024
 TICK_S = 1.0
+SPREAD: Final = 1000
 LULL_S: Final = 0.25
 """How long clients have to notice a drain, and to go to another node, before the listener closes."""
 HANDLERS_END_S: Final = 0.5
@@ -72,6 +75,7 @@ class Server:
         self.open: dict[Connection, None] = {}
         self.heads: dict[Connection, float] = {}
         """Connections with a begun head, oldest first, each with the time when the head began."""
+        self._spread = 0
         self.busy = 0
         """The number of requests being served. A connection counts its request when the head is whole."""
         self.draining = False
@@ -200,15 +204,22 @@ class Server:
             self.next_tick = self._loop.time() + TICK_S
             self._exchange.next_second()
             self.budgets.next_second()
-            self._cut_slow_heads()
+            soon(self._cut_slow_heads())
 
-    def _cut_slow_heads(self) -> None:
-        """Cut the connections whose request's head takes too long to arrive."""
+    def _cut_slow_heads(self) -> Iterator[None]:
+        """Cut the connections whose request's head takes too long to arrive. Each step cuts one."""
         oldest = self._loop.time() - self._config.server.header_deadline_s
         for connection, began in list(self.heads.items()):
             if began > oldest:
                 return
-            connection.force_close()
+            if connection in self.heads:
+                connection.force_close()
+            yield
+
+    def spread_s(self) -> float:
+        """Return a part of a tick, each time another one: what began together must not end in one turn of the loop."""
+        self._spread = (self._spread + 1) % SPREAD
+        return TICK_S * self._spread / SPREAD
 
     # --- The end --------------------------------------------------------------------------------------
 

@@ -2,12 +2,16 @@ import asyncio
 import gc
 import re
 import weakref
+from typing import cast
 
 import pytest
 
 from broker.config.sections import Config, ServerConfig
 from broker.http import drain, server
+from broker.http.inbound import Connection
+from broker.http.server import SPREAD, TICK_S
 from broker.model import Poll, PublishRequest
+from broker.slices import soon
 from broker.wire import avro
 from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 
@@ -172,6 +176,41 @@ async def test_slow_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+async def test_many_slow_heads_are_cut_in_steps() -> None:
+    cut: list[int] = []
+
+    class Slow:
+        dismissed = False
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def force_close(self) -> None:
+            cut.append(self.number)
+
+    broker = Broker()
+    async with listening(broker):
+        slow = [Slow(number) for number in range(3000)]
+        broker.server.heads = cast("dict[Connection, float]", dict.fromkeys(slow, -1e9))
+        steps = broker.server._cut_slow_heads()
+        next(steps)
+        assert cut == [0]
+        broker.server.heads.pop(cast("Connection", slow[1]))
+        soon(steps)
+        assert len(cut) < 1000
+        await eventually(lambda: len(cut) == 2999, lambda: len(cut))
+        assert 1 not in cut
+        broker.server.heads.clear()
+    await broker.close()
+
+
+async def test_connections_that_became_idle_together_do_not_end_in_one_turn() -> None:
+    server = Broker().server
+    later = [server.spread_s() for _ in range(SPREAD)]
+    assert len(set(later)) == SPREAD
+    assert 0 <= min(later) < max(later) < TICK_S
+
+
 async def test_idle_connections_are_closed_after_a_while() -> None:
     broker = Broker(Config(server=ServerConfig(keep_alive_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as used, RawHttp(http.port) as unused:
