@@ -48,6 +48,7 @@ DOORS = {
     "rich": ["broker/cli/*"],
     "sqlalchemy": ["broker/sql/*"],
     "structlog": ["broker/logs.py"],
+    "tenacity": ["broker/retries.py"],
     "toxiproxy": ["chaos/toxiproxy.py"],
     "thriftpy2": ["broker/transactions/tephra_frames.py"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
