@@ -30,6 +30,7 @@ from broker.config.sections import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
 from broker.http.address import is_loopback
 from broker.http.reply import Reply
+from broker.places import GENERATION_HEADER
 
 HOST: Final = "Host"
 ORIGIN: Final = "Origin"
@@ -41,6 +42,7 @@ WANTED_METHOD: Final = "Access-Control-Request-Method"
 PREFLIGHT_LASTS_S: Final = 600
 HEADERS_TAKEN: Final = (
     "Accept",
+    GENERATION_HEADER,
     "Content-Encoding",
     "Content-Type",
     "Idempotency-Key",

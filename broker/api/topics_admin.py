@@ -72,7 +72,10 @@ class TopicsAdmin:
     async def namespaces(self, request: Request) -> Answer:
         """Answer the names of the namespaces that have topics."""
         del request
-        return json_reply(await self._topics.namespaces())
+        names = await self._topics.namespaces()
+        if len(names) <= NAMES_AT_ONCE:
+            return json_reply(names)
+        return ChunkedReply(_listing(names[:NAMES_AT_ONCE], _pages(names)), JSON)
 
     async def delete_topic(self, request: Request) -> Answer:
         """Delete a topic. Its messages are gone at once."""
@@ -107,6 +110,12 @@ async def _listing(
             if page:
                 yield b"," + encode_names(page)[1:-1]
     yield b"]"
+
+
+async def _pages(names: list[str]) -> AsyncGenerator[list[str], None]:
+    """Yield the names behind the first NAMES_AT_ONCE, some at a time."""
+    for at in range(NAMES_AT_ONCE, len(names), NAMES_AT_ONCE):
+        yield names[at : at + NAMES_AT_ONCE]
 
 
 def _moment(text: str | None) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -270,11 +271,16 @@ class TopicRegistry:
 
     async def namespaces(self) -> list[str]:
         """Return the namespaces that have a live topic, sorted, without the broker's own."""
-        found: set[str] = set()
+        found: list[str] = []
+        last = reserved.NAMESPACE
         async with aclosing(self._live(RECORD_PREFIX)) as pages:
             async for page in pages:
-                found |= {_topic_of(key).namespace for key in page}
-        return sorted(found - {reserved.NAMESPACE})
+                for key in page:
+                    # The keys of a namespace follow each other, and nearly in the order of names.
+                    if (namespace := _topic_of(key).namespace) not in (last, reserved.NAMESPACE):
+                        insort(found, namespace)
+                        last = namespace
+        return found
 
     async def _live(self, prefix: bytes) -> AsyncGenerator[list[bytes], None]:
         """Yield the keys of the records of live topics."""

@@ -72,6 +72,11 @@ class TephraConnection(asyncio.Protocol):
         """The transaction that the last answer committed, until a further byte of the client shows that it arrived."""
 
     @property
+    def caller(self) -> str:
+        """The name of the client's address in the budgets."""
+        return self._account.caller
+
+    @property
     def in_use(self) -> bool:
         """True if a call is being served, or has begun to arrive."""
         return self._task is not None or self._incoming.has_begun or bool(self._behind)

@@ -3,8 +3,8 @@
 A stopping node closes the listener and the idle connections. It answers the calls that it has read, and the calls that
 have begun to arrive. Then it closes the rest. Tephra's client takes a closed connection for an error, and retries.
 
-The number of connections is bounded, and so is the number of calls being served: further calls wait. If all places are
-taken, a new connection replaces the one that was idle longest, if that was idle for some time: clients keep pools of
+The number of connections is bounded, of all callers and of each one, and so is the number of calls being served: further
+calls wait. If all places are taken, a new connection replaces the one that was idle longest, if that was idle for some time: clients keep pools of
 connections, and may have forgotten them.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -59,6 +60,7 @@ class TephraServer:
         """The port on which the server listens, once started."""
         self.draining = False
         self.open: dict[TephraConnection, None] = {}
+        self._of_caller: Counter[str] = Counter()
         self.loop: asyncio.AbstractEventLoop
         self._server: asyncio.Server | None = None
         self._changed: asyncio.Future[None] | None = None
@@ -89,19 +91,33 @@ class TephraServer:
         """Count a new connection. Return False if there are too many, or the node drains."""
         if self.draining:
             return False
-        if len(self.open) >= self.connections_max:
-            idle = (each for each in self.open if not each.in_use)
+        # A quarter of the places is kept from any one caller.
+        is_over = self._of_caller[connection.caller] >= max(1, self.connections_max * 3 // 4)
+        if is_over or len(self.open) >= self.connections_max:
+            idle = (
+                each
+                for each in self.open
+                if not each.in_use and (not is_over or each.caller == connection.caller)
+            )
             oldest = min(idle, key=lambda each: each.idle_since_s, default=None)
             if oldest is None or self.loop.time() - oldest.idle_since_s < IDLE_S_LEAST:
                 return False
-            del self.open[oldest]
+            self._forget(oldest)
             oldest.close()
         self.open[connection] = None
+        self._of_caller[connection.caller] += 1
         return True
+
+    def _forget(self, connection: TephraConnection) -> None:
+        if connection in self.open:
+            del self.open[connection]
+            self._of_caller[connection.caller] -= 1
+            if not self._of_caller[connection.caller]:
+                del self._of_caller[connection.caller]
 
     def left(self, connection: TephraConnection) -> None:
         """Forget a connection that has ended."""
-        self.open.pop(connection, None)
+        self._forget(connection)
         self.wake_close()
 
     def wake_close(self) -> None:

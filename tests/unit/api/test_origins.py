@@ -10,9 +10,11 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.api import origins as module
+from broker.api.openapi import make_document
 from broker.api.origins import HEADERS_TAKEN, Origins, canonical, names_of
 from broker.config.sections import ClusterConfig, Config, ServerConfig
 from broker.errors import Forbidden
+from broker.places import GENERATION_HEADER
 from tests.kit.serving import Broker, Http, RawHttp, listening, topic_path
 
 APP = "https://app.example"
@@ -318,3 +320,16 @@ async def test_a_configured_name_is_the_node_s(configured: Http) -> None:
     for host in ("b.example", "B.example:80"):
         assert (await configured("GET", topic_path("t"), headers={"Host": host})).status == 200
     assert (await configured("GET", topic_path("t"), headers={"Host": "c.example"})).status == 403
+
+
+def test_a_page_may_send_each_header_of_the_interface() -> None:
+    paths = make_document()["paths"]
+    told = {
+        parameter["name"]
+        for path in paths.values()
+        for operation in path.values()
+        for parameter in operation.get("parameters", ())
+        if parameter.get("in") == "header"
+    }
+    assert GENERATION_HEADER in told
+    assert told <= set(HEADERS_TAKEN)

@@ -120,10 +120,13 @@ async def test_a_long_listing_is_sent_while_it_is_read(
         body = answer.body
     assert isinstance(answer, ChunkedReply) == (at_once < len(names) + 1)
     assert body == json.dumps([*names, "t"], separators=(",", ":")).encode()
-    assert (await broker.call("GET", "/v1/namespaces")).json == ["default"]
 
 
-async def test_namespaces_with_topics_are_listed(broker: Broker) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+async def test_namespaces_with_topics_are_listed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(topics_admin, "NAMES_AT_ONCE", at_once)
     for path in ("/v1/namespaces/b/topics/x", "/v1/namespaces/B/topics/x"):
         await broker.call("PUT", path)
     assert (await broker.call("GET", "/v1/namespaces")).json == ["B", "b", "default"]

@@ -38,5 +38,6 @@ class Client:
             await self.writer.wait_closed()
 
 
-async def connect(port: int) -> Client:
-    return Client(*await asyncio.open_connection("127.0.0.1", port))
+async def connect(port: int, address: str = "127.0.0.1") -> Client:
+    local = (address, 0)
+    return Client(*await asyncio.open_connection("127.0.0.1", port, local_addr=local))

@@ -200,6 +200,24 @@ async def test_connections_are_bounded_and_the_idle_make_room(
     assert (await third.answer("invalidTxSize")).success == 5
 
 
+async def test_one_caller_leaves_a_quarter_of_the_connections_to_others(world: World) -> None:
+    world.server.connections_max = 4
+    mine = [await world.connect() for _ in range(3)]
+    await world.until(lambda: len(world.server.open) == 3)
+    assert await (await world.connect()).ended()
+    other = await connect(world.server.port, "127.0.0.2")
+    world.clients.append(other)
+    await world.until(lambda: len(world.server.open) == 4)
+    reset(mine[0])
+    await world.until(lambda: len(world.server.open) == 3)
+    again = await world.connect()
+    world.script.answers = [5, 6]
+    for client in (other, again):
+        client.send(INVALID_SIZE)
+    answers = [(await client.answer("invalidTxSize")).success for client in (other, again)]
+    assert sorted(answers) == [5, 6]
+
+
 async def test_the_number_of_calls_in_flight_is_bounded(world: World) -> None:
     world.server.turns = asyncio.Semaphore(1)
     gate = asyncio.get_running_loop().create_future()
