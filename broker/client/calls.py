@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -90,17 +91,26 @@ class Calls:
         return OpenedStream(partial(self._stream, request, timeout_s))
 
     async def _stream(
-        self, request: ClientRequest, timeout_s: float, undo: AsyncExitStack
-    ) -> StreamedReply:
+        self, request: ClientRequest, timeout_s: float
+    ) -> tuple[StreamedReply, Callable[..., Awaitable[object]]]:
         now_s = self._retrier.loop().time
-        reply = await undo.enter_async_context(self._transport.stream(request, timeout_s))
-        if not outcomes.is_success(reply.status):
-            async with within(request, now_s() + timeout_s):
-                body = await _whole(reply.chunks, ERROR_BYTES_MAX)
-            raise outcomes.error_of(request, Reply(reply.status, reply.headers, body, reply.url))
+        stream = self._transport.stream(request, timeout_s)
+        reply = await stream.__aenter__()
+        try:
+            await self._check(request, reply, now_s() + timeout_s)
+        except BaseException:
+            await stream.__aexit__(*sys.exc_info())
+            raise
         if request.topic is not None and request.path.partition("?")[0].endswith("/poll"):
             self._blocked.note(request.topic, reply.headers.get(BLOCKED_BY), now_s())
-        return reply
+        return reply, stream.__aexit__
+
+    async def _check(self, request: ClientRequest, reply: StreamedReply, ends: float) -> None:
+        """Read and raise the error of an unsuccessful reply."""
+        if not outcomes.is_success(reply.status):
+            async with within(request, ends):
+                body = await _whole(reply.chunks, ERROR_BYTES_MAX)
+            raise outcomes.error_of(request, Reply(reply.status, reply.headers, body, reply.url))
 
 
 @asynccontextmanager

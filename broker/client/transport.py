@@ -12,9 +12,9 @@ import asyncio
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -69,27 +69,26 @@ class StreamedReply(NamedTuple):
         return self.headers.get("connection", "").lower() == "close"
 
 
-class OpenedStream(AbstractAsyncContextManager[T]):
-    """A context that ``enter`` enters. What the exit must undo, it pushes on the stack that it gets.
+class OpenedStream(AbstractAsyncContextManager[StreamedReply]):
+    """A context of an answer. ``enter`` returns the answer, and the function that leaves the context.
 
     Iterators use it in place of a generator with ``asynccontextmanager``. An iterator may be left open; at the end of a
     loop asyncio closes all generators in any order, and such a context does not bear to be closed before its iterator.
     """
 
-    def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[T]]) -> None:
+    def __init__(
+        self, enter: Callable[[], Awaitable[tuple[StreamedReply, Callable[..., Awaitable[Any]]]]]
+    ) -> None:
         self._enter = enter
-        self._undo = AsyncExitStack()
 
     @override
-    async def __aenter__(self) -> T:
-        async with AsyncExitStack() as undo:
-            entered = await self._enter(undo)
-            self._undo = undo.pop_all()
-            return entered
+    async def __aenter__(self) -> StreamedReply:
+        reply, self._leave = await self._enter()
+        return reply
 
     @override
-    async def __aexit__(self, *_: object) -> None:
-        await self._undo.aclose()
+    async def __aexit__(self, *details: object) -> None:
+        await self._leave(*details)
 
 
 class Transport(Protocol):
@@ -253,19 +252,26 @@ class HttpTransport:
         return OpenedStream(partial(self._stream, request, timeout_s))
 
     async def _stream(
-        self, request: ClientRequest, timeout_s: float, undo: AsyncExitStack
-    ) -> StreamedReply:
+        self, request: ClientRequest, timeout_s: float
+    ) -> tuple[StreamedReply, Callable[..., Awaitable[None]]]:
         self._check_loop()
         ends = _now() + timeout_s  # One limit for all nodes that are tried until one answers.
         reads = self._reads
         if not await reads.enter(timeout_s):
             raise outcomes.never_sent(NO_CONNECTION)
-        undo.callback(reads.leave)
-        begin = partial(self._begin, request, ends)
-        connection, streamed = await self._try_nodes(request.topic, begin, ends)
-        undo.callback(reads.put_back, connection)
-        undo.callback(streamed.close)
-        return self._streamed(connection, streamed, request, timeout_s)
+        try:
+            begin = partial(self._begin, request, ends)
+            connection, streamed = await self._try_nodes(request.topic, begin, ends)
+        except BaseException:
+            reads.leave()
+            raise
+
+        async def leave(*_: object) -> None:
+            streamed.close()
+            reads.put_back(connection)
+            reads.leave()
+
+        return self._streamed(connection, streamed, request, timeout_s), leave
 
     async def _begin(
         self, request: ClientRequest, ends: float, url: str, connect_s: float
