@@ -89,7 +89,7 @@ class Dispatch:
             timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
         bodies.check_coding(headers, operation.name)
         most = bodies.bytes_max(headers, operation.body_bytes_max)
-        return Admitted(found, found.names, timeout_s, most)
+        return Admitted(found, found.names, timeout_s, most, timeout is not None)
 
     def lines(self, headers: Mapping[str, str]) -> str:
         """Return the header lines for the page of a browser, with line ends; empty if there are none."""

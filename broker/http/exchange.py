@@ -7,10 +7,11 @@ whether the connection stays open.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
@@ -19,12 +20,13 @@ from typing_extensions import override
 
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.errors import BrokerError
+from broker.errors import BrokerError, Overloaded
 from broker.http.body import BodyReader
 from broker.http.content import Content
 from broker.http.delivery import Outgoing, SlowReaderLimits, send_at_once
 from broker.http.reply import Answer, Reply
 from broker.http.request import PathNames, Request
+from broker.shield import bare
 
 if TYPE_CHECKING:
     from broker.http.inbound import Connection
@@ -38,12 +40,16 @@ _GIVEN_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Admitted(NamedTuple):
-    """A request whose body may be read: the application's route for it, and its time limit."""
+    """A request whose body may be read: the application's route for it, and its time limit.
+
+    A limit that the sender gave counts from the head on, any other one from the whole body on.
+    """
 
     found: Any
     names: PathNames
     timeout_s: float
     body_bytes_max: int | None = None
+    is_asked: bool = False
 
 
 class Application(Protocol):
@@ -170,6 +176,7 @@ class Exchange:
     ) -> Answer:
         headers, application, hold = http.headers, self._application, connection.hold
         path, query_string = _target(http)
+        began = self._clock.monotonic()
         if connection.is_new:
             connection.is_new = False
             connection.is_ours = headers.get("User-Agent", "").startswith(OUR_CLIENT)
@@ -185,7 +192,8 @@ class Exchange:
                 # A client of HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
                 if connection.minor and headers.get("Expect", "").lower() == "100-continue":
                     connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                body = await self._bodies.read(content, headers, hold, bytes_max)
+                reading = self._bodies.read(content, headers, hold, bytes_max)
+                body = await _in_time(reading, admitted)
             connection.body = sent = b""
         except BrokerError as error:
             return application.refuse(error, path, headers, identifier)
@@ -199,7 +207,7 @@ class Exchange:
             body,
             identifier=identifier,
             names=admitted.names,
-            deadline=self._clock.monotonic() + admitted.timeout_s,
+            deadline=(began if admitted.is_asked else self._clock.monotonic()) + admitted.timeout_s,
             caller=connection.caller,
             source=connection,
             abandoned=connection.abandoned,
@@ -247,6 +255,18 @@ class Exchange:
             f"{REQUEST_ID}: {identifier}\r\nX-Content-Type-Options: nosniff\r\n"
             "Connection: close\r\n\r\n"
         ).encode("ascii")
+
+
+async def _in_time(reading: Awaitable[bytes], admitted: Admitted) -> bytes:
+    """Return a body. Raises Overloaded if it has not arrived within the limit that the sender gave."""
+    bound = asyncio.timeout(admitted.timeout_s if admitted.is_asked else None)
+    try:
+        async with bound:
+            return await reading
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise Overloaded("The deadline passed before the body had arrived.") from bare(error)
 
 
 def _target(http: web.BaseRequest) -> tuple[str, str]:

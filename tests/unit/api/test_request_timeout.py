@@ -11,7 +11,7 @@ from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from tests.kit.bench import Gate, HookedTable
 from tests.kit.openapi import Answered
-from tests.kit.serving import Broker, Http, listening, topic_path
+from tests.kit.serving import Broker, Http, RawHttp, listening, topic_path
 
 PUBLISH = topic_path("t", "publish")
 TEXT = {"Content-Type": "text/plain"}
@@ -136,3 +136,20 @@ async def answered_while_storage_hangs(method: str, path: str, body: bytes = b""
         gate.open()
     await broker.close()
     return reply
+
+
+async def test_a_body_that_comes_too_late_is_refused_at_its_timeout(
+    broker: Broker, http: Http
+) -> None:
+    head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n{}\r\n"
+    async with RawHttp(http.port) as raw:
+        await raw.send(head.format(PUBLISH, "Request-Timeout: 0.05\r\n").encode() + b"late")
+        async with asyncio.timeout(10):
+            reply = await raw.reply()
+        assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+    async with RawHttp(http.port) as raw:
+        await raw.send(head.format(PUBLISH, "").encode() + b"in ")
+        await raw.send(b" time!")
+        assert (await raw.reply()).status == 200
+    page = await http("GET", topic_path("t", "messages"))
+    assert [message["payload"] for message in page.json["messages"]] == ["in  time!"]
