@@ -37,13 +37,11 @@ from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.testing import (
     mutants_cleanup,
-    mutants_journal,
     mutants_processes,
     mutants_routes,
-    mutants_tephra,
     mutants_transactions,
 )
-from broker.testing.mutants_routes import Mutant, Swap
+from broker.testing.mutants_routes import Mutant, Swap, always, nothing
 
 # Changes and their verdicts.
 
@@ -66,20 +64,6 @@ def _alike(now: bytes, expected: bytes) -> bool:
     return (seen.epoch, seen.state) == (before.epoch, before.state)
 
 
-def _tokens(_: Any) -> Any:
-    def mutant(self: Tokens) -> bytes:
-        return self._nonce + bytes(4)
-
-    return mutant
-
-
-def _entry_epoch(judged: Any) -> Any:
-    def mutant(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Any:
-        return judged(seen, None if entry_epoch is None else old.epoch, old, new)
-
-    return mutant
-
-
 def _taken_for_never(*verdicts: ChangeVerdict) -> Swap:
     def swap(judged: Any) -> Any:
         def mutant(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Any:
@@ -96,14 +80,6 @@ def _packed_is_unknown(judged: Any) -> Any:
         if seen is not None and seen.state is PageState.PACKED:
             seen = seen._replace(state=PageState.SEALED)
         return judged(seen, entry_epoch, old, new)
-
-    return mutant
-
-
-def _attributes(_: Any) -> Any:
-    def mutant(sections: Sequence[bytes], counts: Sequence[int]) -> bytes:
-        del sections, counts
-        return b""
 
     return mutant
 
@@ -138,14 +114,6 @@ def _seal_before_make(_: Any) -> Any:
         await self._change_root(lambda root: roots.linked(root, page, head.epoch))
         self.page = page
         self.head = self._newest = head
-
-    return mutant
-
-
-def _link(_: Any) -> Any:
-    def mutant(root: Root, page: RowId, epoch: int) -> Root:
-        del page
-        return root._replace(epoch=epoch)
 
     return mutant
 
@@ -188,14 +156,6 @@ def _sealed_before_next(following: Any) -> Any:
     return mutant
 
 
-def _up_to_the_pointer(_: Any) -> Any:
-    def mutant(head: Head, reached: RowId, through: RowId) -> bool:
-        del head, reached, through
-        return False
-
-    return mutant
-
-
 def _look_at_the_root(_: Any) -> Any:
     async def mutant(self: log_reader.LogReader, page: RowId) -> None:
         del page
@@ -214,13 +174,6 @@ def _leader_ends_in_its_page(walk: Any) -> Any:
 def _proof(_: Any) -> Any:
     async def mutant(self: OwnPage) -> bool:
         return not self.done
-
-    return mutant
-
-
-def _last_step(_: Any) -> Any:
-    async def mutant(self: LogHold) -> None:
-        del self
 
     return mutant
 
@@ -339,9 +292,7 @@ def _epochs_over_generations(next_head: Any) -> Any:
 MUTANTS: Final[Mapping[str, Mutant]] = {
     **mutants_routes.MUTANTS,
     **mutants_cleanup.MUTANTS,
-    **mutants_journal.MUTANTS,
     **mutants_transactions.MUTANTS,
-    **mutants_tephra.MUTANTS,
     "exact-head": Mutant(
         "a change compares only epoch and state of the head",
         RowSpace,
@@ -349,9 +300,23 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _exact_head,
         "storm",
     ),
-    "tokens": Mutant("the tokens of a hold are all the same", Tokens, "fresh", _tokens, "storm"),
+    "tokens": Mutant(
+        "the tokens of a hold are all the same",
+        Tokens,
+        "fresh",
+        lambda _: lambda self: self._nonce + bytes(4),
+        "storm",
+    ),
     "entry-epoch": Mutant(
-        "the resolver ignores the epoch of the entry", resolve, "judged", _entry_epoch, "same ids"
+        "the resolver ignores the epoch of the entry",
+        resolve,
+        "judged",
+        lambda judged: (
+            lambda seen, epoch, old, new: judged(
+                seen, None if epoch is None else old.epoch, old, new
+            )
+        ),
+        "same ids",
     ),
     "repeat-or-never": Mutant(
         "if the head is the expected one, the resolver answers NEVER",
@@ -383,7 +348,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "joined small entries lose the keys and headers of their messages",
         page_entries,
         "join",
-        _attributes,
+        always(b""),
     ),
     "seal-before-make": Mutant(
         "a leader makes the next page before it seals its own",
@@ -392,7 +357,13 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _seal_before_make,
         "moves",
     ),
-    "link": Mutant("the root never names a later page", roots, "linked", _link, "floor"),
+    "link": Mutant(
+        "the root never names a later page",
+        roots,
+        "linked",
+        lambda _: lambda root, _page, epoch: root._replace(epoch=epoch),
+        "floor",
+    ),
     "link-every-claim": Mutant(
         "a claim changes the root only if the root names another page",
         Logs,
@@ -411,7 +382,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "a reader does not compare a page in pieces with its pointer",
         log_reader,
         "is_short",
-        _up_to_the_pointer,
+        always(value=False),
         "storm",
     ),
     "look-at-the-root": Mutant(
@@ -435,7 +406,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "a rollback omits the last change of its own head",
         LogHold,
         "_last_change",
-        _last_step,
+        nothing,
         "edits",
     ),
     "marks-above-marked": Mutant(

@@ -12,13 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from broker.client import dead_letters
 from broker.coordination import instances
-from broker.coordination.claims import Written
 from broker.errors import NotFound
-from broker.model import MessageId, RowId, Topic, first_row_at
+from broker.model import MessageId, Topic, first_row_at
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 from broker.routing import deadlines
 from broker.routing.lanes import LaneDecision, ReceivedLanes
-from broker.storage.log_reader import LogReader
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.cursors import Cursors, StoredCursor
 from broker.topics.ids import Position, RowIds
@@ -49,7 +47,14 @@ class Mutant(NamedTuple):
     plan: str | None = None
 
 
-def _nothing(_: Any) -> Any:
+def always(value: object) -> Swap:
+    """Replace a function by one that returns ``value``."""
+    return lambda _: lambda *_, **__: value
+
+
+def nothing(_: Any) -> Any:
+    """Replace a coroutine function by one that does nothing."""
+
     async def mutant(*_: object, **__: object) -> None:
         return None
 
@@ -63,58 +68,9 @@ def _none_of_them(_: Any) -> Any:
     return mutant
 
 
-def _lane_order(_: Any) -> Any:
-    def mutant(*_: object, **__: object) -> LaneDecision:
-        return LaneDecision.TAKE
-
-    return mutant
-
-
-def _deadline(_: Any) -> Any:
-    def mutant(deadline_ms: int, monotonic: float, now_ms: int) -> float:
-        del deadline_ms, now_ms
-        return monotonic + REQUEST_TIMEOUT_S_MAX
-
-    return mutant
-
-
-def _sweep_margin(_: Any) -> Any:
-    return 0
-
-
-def _mark_window(_: Any) -> Any:
-    def mutant(window: MarkWindow, life_ms: float) -> RowId:
-        return first_row_at(int(window.clock.now_ms() - life_ms))
-
-    return mutant
-
-
-def _clock(_: Any) -> Any:
-    def mutant(_: ClockComparison, written: Written) -> bool:
-        del written
-        return False
-
-    return mutant
-
-
-def _ids_rise(_: Any) -> Any:
-    def mutant(_: RowIds, now_ms: int) -> Position:
-        return Position(now_ms, 0)
-
-    return mutant
-
-
 def _closed_reference(_: Any) -> Any:
     def mutant(self: PayloadReader) -> bool:
         self.ended = True
-        return True
-
-    return mutant
-
-
-def _whole_range(_: Any) -> Any:
-    def mutant(self: TopicReading, reader: LogReader) -> bool:
-        del self, reader
         return True
 
     return mutant
@@ -136,74 +92,72 @@ def _cursor_version(put: Any) -> Any:
     return mutant
 
 
-def _letter_once(_: Any) -> Any:
-    def mutant(*_: object) -> str:
-        return uuid.uuid4().hex
-
-    return mutant
-
-
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "id-claim": Mutant(
         "a node goes on under an instance id that another node has claimed",
         instances,
         "check_incarnation",
-        _nothing,
+        nothing,
     ),
     "lane-order": Mutant(
         "a leader takes forwarded requests in any order, and late ones too",
         ReceivedLanes,
         "judge",
-        _lane_order,
+        always(LaneDecision.TAKE),
     ),
     "deadline": Mutant(
         "a leader gives a forwarded request its full time, without the time that it was in flight",
         deadlines,
         "from_the_wire",
-        _deadline,
+        lambda _: lambda _deadline_ms, monotonic, _now_ms: monotonic + REQUEST_TIMEOUT_S_MAX,
     ),
     "sweep-margin": Mutant(
         "a sweep removes messages as soon as they have expired by its own clock",
         Sweeper,
         "_margin_ms",
-        _sweep_margin,
+        lambda _: 0,
     ),
     "clock": Mutant(
         "a node whose clock is far off still leads and reads",
         ClockComparison,
         "_is_off",
-        _clock,
+        always(value=False),
     ),
-    "ids-rise": Mutant("ids come from the clock alone", RowIds, "_start", _ids_rise),
+    "ids-rise": Mutant(
+        "ids come from the clock alone",
+        RowIds,
+        "_start",
+        lambda _: lambda _ids, now_ms: Position(now_ms, 0),
+    ),
     "dedupe": Mutant(
         "a leader looks up an idempotency key neither in memory nor in storage",
         KeyedLog,
         "_find_answer",
-        _nothing,
+        nothing,
     ),
     "own-effect": Mutant(
         "a repeated key is answered as done, whichever transaction has the messages, rolled back or not",
         KeyedLog,
         "_check_effect",
-        _nothing,
+        nothing,
     ),
     "mark-window": Mutant(
         "the window of a mark passes by the wall clock alone",
         MarkWindow,
         "passed_before",
-        _mark_window,
+        lambda _: lambda window, life_ms: first_row_at(int(window.clock.now_ms() - life_ms)),
     ),
     "producer-number": Mutant(
         "a leader looks up a producer's last number neither in memory nor in storage",
         Producers,
         "_last",
-        _nothing,
+        nothing,
     ),
     "store-proof": Mutant(
         "a leader acknowledges a store without a proof that it leads",
         StoredPayloads,
         "_confirm",
-        _nothing,
+        nothing,
     ),
     "look-for-the-reference": Mutant(
         "a leader appends the reference of a sealed payload log again",
@@ -224,12 +178,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "a dead letter has another idempotency key at each retry",
         dead_letters,
         "key_of",
-        _letter_once,
+        lambda _: lambda *_: uuid.uuid4().hex,
     ),
     "whole-range": Mutant(
         "a bulk read ends at the end of storage, though its range goes on",
         TopicReading,
         "_is_complete",
-        _whole_range,
+        always(value=True),
     ),
 }
