@@ -162,9 +162,11 @@ class MessageWriter:
     def __call__(self, record: StreamRecord) -> Row | Letter | None:
         """Return the message of a record as a row: its payload and its key."""
         try:
-            serialized = self._serde.serialize(record.value)
+            serialized: Any = self._serde.serialize(record.value)
             if serialized is None:
                 return None
+            if isinstance(serialized, bytearray | memoryview):
+                serialized = bytes(serialized)
             payload = payload_bytes(serialized, "the result of serialize")
             key = key_bytes(record.key) if self._has_keys else None
             attributes.encode(key, NO_HEADERS)  # A larger key no broker takes.

@@ -90,8 +90,9 @@ def test_what_no_message_can_hold_fails_only_its_record(given: Any, key: str) ->
     assert [(row["topic"], row["value"]) for row in found] == [("dead", b"1")]
 
 
-def test_text_is_a_payload() -> None:
-    write = MessageWriter("sink-1", "t", Given("a"), FAILURES, has_keys=False)
+@pytest.mark.parametrize("given", ["a", b"a", bytearray(b"a"), memoryview(b"a")], ids=type)
+def test_text_and_buffers_are_payloads(given: Any) -> None:
+    write = MessageWriter("sink-1", "t", Given(given), FAILURES, has_keys=False)
     assert [row["value"] for row in rows(Pass(READ, [], write, FAILURES), b"1")] == [b"a"]
 
 
