@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -64,7 +65,7 @@ class CursorCalls:
         behind: str | None = ""
         while behind is not None:
             request = _list(self._topic_of(topic), behind)
-            page, behind = await self._calls.ask(request, _page)
+            page, behind = await self._calls.ask(request, partial(_page, behind))
             found += page
         return found
 
@@ -124,8 +125,11 @@ def _list(topic: TopicId, behind: str) -> ClientRequest:
     return protocol.read("GET", path, {"Accept": JSON}, topic=topic)
 
 
-def _page(reply: Reply) -> tuple[list[Cursor], str | None]:
+def _page(behind: str, reply: Reply) -> tuple[list[Cursor], str | None]:
+    """Read a page. Raises ValueError if the next one is not further: a list of another server would have no end."""
     answer = protocol.json_object(reply)
+    if answer["next"] is not None and answer["next"] <= behind:
+        raise ValueError("the next page is not behind this one")
     return [_cursor(one) for one in answer["cursors"]], answer["next"]
 
 

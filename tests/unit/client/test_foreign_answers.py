@@ -183,3 +183,11 @@ async def test_a_proxy_that_asks_for_credentials_ends_a_call(make_client, transp
         with pytest.raises(Forbidden, match=f"status {status}"):
             await {**READS, **WRITES}[name](client)
     assert len(transport.requests) == 1
+
+
+async def test_a_list_whose_pages_do_not_go_on_is_no_brokers(make_client, transport):
+    page = b'{"cursors": [], "next": "a"}'
+    transport.answer = lambda _: Reply(200, {"content-type": "application/json"}, page)
+    async with make_client(deadline_s=0.01) as client, asyncio.timeout(5):
+        with pytest.raises(Unavailable, match="not as a broker does"):
+            await client.cursors.list("ns1/t1")
