@@ -83,6 +83,22 @@ def test_a_second_interrupt_ends_a_node_that_waits_for_its_requests(broker: Brok
         assert broker.wait(STOP_S) == 130
 
 
+def test_a_node_whose_disk_hangs_at_the_start_ends_at_sigterm(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    subprocess.run([*BROKER, "storage", "init", data], check=True)
+    (data / "CLEAN").unlink()
+    os.mkfifo(data / "db" / "000009.log")  # To open it is to wait for a writer.
+    command = [*BROKER, "serve", "--port", "0", "--data-dir", str(data)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as node:
+        assert node.stderr is not None
+        assert b"opening store" in node.stderr.readline()
+        node.terminate()
+        try:
+            assert node.wait(STOP_S) == 0
+        finally:
+            node.kill()
+
+
 @contextmanager
 def without_streams(words: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with standard input, output and error closed."""

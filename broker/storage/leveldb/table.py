@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final, TypeVar
 
+from broker import user_code
 from broker.errors import BodyTooLarge
 from broker.slices import ShortWork
 from broker.storage.leveldb import files
@@ -27,8 +30,11 @@ from broker.storage.leveldb.read_threads import Readers
 from broker.storage.leveldb.round import ChangeRequest
 from broker.storage.leveldb.write_thread import Fault, Observe, Writer
 from broker.storage.table import HEAD, Cell, Cells, Space
+from broker.user_code import Ended
 
-BYTES_MAX = 64 << 20
+T = TypeVar("T")
+
+BYTES_MAX: Final = 64 << 20
 """LevelDB would take more. But a change is in memory several times; requests have lower limits anyway."""
 
 
@@ -235,8 +241,26 @@ async def open_table(
         StorageCorrupt: the store is damaged, or another release wrote it.
     """
     options = options or Options()
-    lock, database = await asyncio.to_thread(open_directory, directory, options)
+    lock, database = await _in_own_thread(partial(open_directory, directory, options))
     return table_of(directory, lock, database, options, observe=observe, fault=fault)
+
+
+async def _in_own_thread(work: Callable[[], T]) -> T:
+    """Call a function in a thread that does not keep the process from ending: the disk may hang."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Ended[T]] = loop.create_future()
+
+    def settle(result: Ended[T]) -> None:
+        if not ended.done():
+            ended.set_result(result)
+
+    def run() -> None:
+        result = user_code.call(work)
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=run, name="leveldb-open", daemon=True).start()
+    return (await ended).result()
 
 
 def table_of(
