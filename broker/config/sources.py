@@ -116,6 +116,8 @@ def parse(known: Key, text: str) -> Any:
         if text.lower() not in _BOOLEANS:
             raise ValueError(f"{text!r} is not true or false")
         return _BOOLEANS[text.lower()]
+    if wanted is Path and not text:
+        raise ValueError("it names no folder")  # Python takes it for the present one.
     if wanted not in (str, int, float, Path) and not _is_enum(wanted):
         return _parse_pairs(text)
     try:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.leveldb import torn_tail
 
 FORMAT = 5
 """The version of the whole layout of a store. A broker reads no other."""
@@ -259,10 +260,10 @@ def _check_database(directory: Path, files: list[str]) -> None:
     if not files:
         raise corrupt(directory, f"{DATABASE}/ is missing or empty")
     try:
-        manifest = (database / "CURRENT").read_text()
+        manifest = torn_tail.current_of(database)
     except FileNotFoundError as error:
         raise corrupt(directory, f"{DATABASE}/CURRENT is missing") from error
-    except (ValueError, IsADirectoryError) as error:
+    except ValueError as error:
         raise corrupt(directory, f"{DATABASE}/CURRENT can't be read") from error
     name = manifest.removesuffix("\n")
     if name == manifest or not name.startswith("MANIFEST-"):

@@ -105,5 +105,5 @@ def _link_tables(database: Path, copy: Path, edits: bytes, links_to: Path | None
 
 def manifest_of(database: Path) -> tuple[str, bytes]:
     """Return the name and the contents of the manifest. Raises OSError, ValueError."""
-    name = (database / "CURRENT").read_text().strip()
+    name = torn_tail.current_of(database).strip()
     return name, (database / name).read_bytes()

@@ -113,9 +113,17 @@ def drop_damaged_records(log: Path) -> None:
     log.write_bytes(data)
 
 
+def current_of(database: Path) -> str:
+    """Return the text of CURRENT, which names the manifest. Raises OSError; ValueError: it is no file of text."""
+    path = database / "CURRENT"
+    if path.exists() and not path.is_file():  # To read a pipe is to wait for a writer.
+        raise ValueError("it is no file")
+    return path.read_text()
+
+
 def _manifest(database: Path) -> Path | None:
     try:
-        name = (database / "CURRENT").read_text().strip()
+        name = current_of(database).strip()
     except (OSError, ValueError):
         return None  # LevelDB makes a new database, or reports the error.
     path = database / name

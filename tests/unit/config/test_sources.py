@@ -56,6 +56,7 @@ def test_an_unknown_key_names_the_nearest(sources, nearest) -> None:
         ("[server]\nport = true\n", "wrong type"),
         ("[transactions]\ntransactions_reset_allowed = 1\n", "wrong type"),
         ("[transactions]\ntransactions_reset_allowed = 'yes'\n", "is not true or false"),
+        ("[storage]\ndata_dir = ''\n", "storage.data_dir = '': it names no folder"),
         ("[server]\nport = 'x'\n", "server.port = 'x'"),
         ("[server\n", "broker.toml"),
     ],
