@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message
 
@@ -22,13 +22,22 @@ def message_of(record: object) -> Message:
     if not isinstance(record, Mapping) or "payload" not in record:
         raise ValueError("has no field payload")
     key = record.get("key")
-    headers = dict(record.get("headers") or ())
+    headers = _headers(record.get("headers") or {})
     return Message(
         NO_ID,
         _bytes("payload", record["payload"]),
         None if key is None else _bytes("key", key),
         {name: _bytes(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
     )
+
+
+def _headers(value: object) -> Mapping[Any, object]:
+    """Return headers by their names. Parquet's maps come as lists of pairs. Raises ValueError."""
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, list) or not all(isinstance(each, tuple) for each in value):
+        raise ValueError("headers: is not a map of names and values")
+    return dict(value)
 
 
 def _bytes(name: str, value: object) -> bytes:

@@ -89,7 +89,7 @@ class ParquetFile:
                     for at in range(batch.num_rows):
                         yield message_of({name: _value(name, batch[name][at]) for name in names})
                         done += 1
-        except (ValueError, TypeError, OSError, arrow.ArrowException) as error:
+        except Exception as error:  # pyarrow raises anything for values of others.
             raise click.ClickException(f"{file}, after row {done:,}: {error}") from error
 
 
@@ -106,7 +106,7 @@ def _dictionaries(metadata: Any) -> list[str]:
 
 def _value(name: str, scalar: Any) -> Any:
     """Return the value of a row. Raises ValueError: it has more headers than a message may have."""
-    if name == "headers" and scalar.is_valid:
+    if name == "headers" and scalar.is_valid and isinstance(scalar, _pyarrow().MapScalar):
         entries = scalar.values
         if len(entries) > HEADERS_MAX:
             raise ValueError(f"headers: {len(entries):,}; a message may have {HEADERS_MAX}")

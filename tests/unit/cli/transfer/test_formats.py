@@ -97,6 +97,29 @@ def test_a_damaged_file_is_named_and_never_read_as_a_shorter_one(
         list(format_.read(file))
 
 
+FOREIGN = {
+    "text for headers": {"headers": ["text"]},
+    "lists for headers": {"headers": [["a", "b"]]},
+    "records for headers": {"headers": [[{"key": "a", "value": b"b"}]]},
+    "a time beyond the calendar": {"payload": [1 << 62]},
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_column_of_another_kind_is_named_and_never_read_as_another_value(
+    tmp_path: Path, foreign: str
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    table = arrow.table({"payload": [b"a"], **FOREIGN[foreign]})
+    if "payload" in FOREIGN[foreign]:
+        table = table.cast(arrow.schema([("payload", arrow.timestamp("us"))]))
+    parquet.write_table(table, file)
+    with pytest.raises(click.ClickException, match=r"a.parquet, after row 0: "):
+        list(FORMATS["parquet"].read(file))
+
+
 def test_the_format_follows_the_ending_or_the_option() -> None:
     assert format_of(Path("a.JSONL"), None).name == "jsonl"
     assert format_of(Path("a.ndjson"), None).name == "jsonl"
