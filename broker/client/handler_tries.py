@@ -20,7 +20,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from broker import retries, user_code
-from broker.client.handler import Calling, FailedCall, Reject, as_given, delay_of, log
+from broker.client.handler import (
+    Calling,
+    FailedCall,
+    Reject,
+    Stopped,
+    as_given,
+    delay_of,
+    log,
+)
 from broker.client.place_store import OwnPlace
 from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
 from broker.client.tries import TryCount
@@ -86,11 +94,18 @@ class Handling:
         while not self._is_used_up(tries):
             if tries or progress.suspects > 0:
                 await self._note(progress, batch, tries + 1)
-            failure = await self._calling.hand(as_given(batch, in_batches=in_batches), work)
+            try:
+                failure = await self._calling.hand(as_given(batch, in_batches=in_batches), work)
+            except Stopped:
+                progress.tried = TryCount.of(
+                    batch, tries
+                )  # An interrupt is no doing of the message.
+                raise
             if failure is None:
                 break
             if failure.of_place:
                 place_failures += 1
+                progress.tried = TryCount.of(batch, tries)  # It is no try, even if one was noted.
                 assert self._own is not None, "only a store fails"
                 if await self._own.is_moved(failure, after, place_failures):
                     break

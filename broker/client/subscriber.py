@@ -162,6 +162,8 @@ class Subscriber:
         except CursorLost as lost:
             self.counts.lost += 1
             log.warning("subscriber %s of %s lost its place: %s", self.name, self.topic, lost)
+            if self._own is not None:  # Its store may not know of claims.
+                await self._pause(self.options.takeover_s / BEATS)
         except StillRunning as late:
             log.warning(
                 "subscriber %s of %s has let its place go: the handler goes on",
@@ -195,8 +197,6 @@ class Subscriber:
                 error.add_note(
                     f"The subscriber could not write its place, either: {second.message}"
                 )
-        if isinstance(error, CursorLost) and self._own is not None:
-            await self._pause(self.options.takeover_s / BEATS)  # Its store may not know of claims.
 
     async def _loaded(self, own: OwnPlace, taken: Taken) -> MessageId | None:
         """Return the place in the caller's store; if it has none, the place where a new name begins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -117,6 +118,37 @@ async def test_a_store_that_was_moved_is_followed(world: World) -> None:
         await done.wait()
     assert (ledger.entries, subscriber.counts.lost) == ([b"2"], 1)
     assert subscriber.counts.failed == 0
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+async def test_a_store_that_finds_another_place_makes_no_dead_letter(
+    world: World, *, crashed: bool
+) -> None:
+    """The subscriber lets its claim go, so that it needs no takeover, and what was not tried is no try."""
+
+    class Moved(Ledger):
+        moves = 3
+
+        def work(self, after: bytes) -> Any:
+            if self.moves:
+                self.moves -= 1
+                raise CursorMoved("another was here")
+            return super().work(after)
+
+    client, ledger = world.client(), Moved()
+    await client.publish(TOPIC, numbers(3))
+
+    async def handler(message: Message, draft: list[bytes]) -> None:
+        draft.append(message.payload)
+
+    if crashed:  # The next holder counts a try before it begins, as the message may have ended the former process.
+        silent = json.dumps({"holder": "dead", "takeover_s": 1.0, "messages": 100})
+        await client.cursors.put(TOPIC, "m", None, expected=None, data=silent)
+    subscriber = client.subscriber(TOPIC, "m", handler, place=ledger, tries_max=1)
+    async with running(subscriber):
+        await pass_time(3 * 10 / 4 + 3)
+        assert ledger.entries == numbers(3)
+    assert (subscriber.counts.lost, subscriber.counts.dead_letters) == (3, 0)
 
 
 async def test_of_two_consumers_with_a_store_one_works_and_the_other_takes_over(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 
 from broker.client import CursorMoved, Message, NewMessage, Reject, RetryLater
+from broker.client.handler import FailedCall, Interrupted, Stopped
+from broker.client.handler_tries import Handling
+from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
+from broker.client.tries import KeptPlace, Taken
 from broker.errors import BodyTooLarge
 from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import (
@@ -577,3 +582,33 @@ async def test_data_of_a_cursor_that_no_subscriber_wrote_count_as_none(
     await client.cursors.put(TOPIC, "s", None, expected=None, data=data)
     async with running(client.subscriber(TOPIC, "s", handled)):
         await handled.until(1)
+
+
+async def test_an_interrupt_in_the_handlers_thread_is_no_try() -> None:
+    class Thread:
+        async def hand(self, messages: Any, work: Any) -> FailedCall | None:
+            if written:
+                raise Interrupted
+            return FailedCall(ValueError("once"))
+
+    written: list[int] = []
+
+    async def write(progress: SubscriberProgress) -> None:
+        assert progress.tried is not None
+        written.append(progress.tried.tries)
+        progress.written(0.0)
+
+    async def pause(seconds: float) -> None:
+        """Go on at once."""
+
+    options, counts = SubscriberOptions(tries_max=3), SubscriberCounts()
+    thread: Any = Thread()
+    handling = Handling(
+        "s", thread, None, options, counts, write=write, pause=pause, rng=random.Random(1)
+    )
+    progress = SubscriberProgress(Taken(KeptPlace(None), 1, 0), 0.0)
+    with pytest.raises(Stopped):
+        await handling.handle(progress, [Message(bytes(20), b"m")])
+    assert written == [1, 2]  # The second try was counted before it began.
+    assert progress.place.tried is not None
+    assert progress.place.tried.tries == 1
