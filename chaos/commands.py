@@ -69,6 +69,8 @@ class _Names(click.ParamType[tuple[str, ...]]):
             if name not in self._known and name not in self._extra:
                 known = ", ".join((*self._extra, *self._known))
                 self.fail(f"there is no {self.name} {name!r}; there are {known}", param, ctx)
+        if not names and not self._extra:
+            self.fail(f"name a {self.name}", param, ctx)
         if self._apart and set(self._apart) <= set(names):
             self.fail(f"run {' and '.join(self._apart)} in separate runs", param, ctx)
         return names

@@ -25,6 +25,16 @@ SESSION_MS: Final = 4_000
 """So long that sessions do not expire only because the machine is busy."""
 
 
+def _made(_: click.Context, __: click.Parameter, directory: Path | None) -> Path | None:
+    """Make a folder, before any case is played."""
+    try:
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"{directory}: {error.strerror}") from error
+    return directory
+
+
 @click.command()
 @click.argument("names", nargs=-1, required=True, type=click.Choice([*CASES, "all"]))
 @click.option("--mutant", is_flag=True, help="Play it without its guard: it must fail.")
@@ -40,6 +50,7 @@ SESSION_MS: Final = 4_000
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder for the histories and the nodes' logs.",
+    callback=_made,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each verdict as a line of JSON.")
 def case(

@@ -92,6 +92,7 @@ def test_a_run_without_an_address_or_into_the_folder_of_another_run_is_refused(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["--workload", ""], "name a workload"),
         (["--minutes", "nan"], "nan is no finite number"),
         (["--minutes", "inf"], "inf is no finite number"),
         (["--healing", "nan"], "nan is no finite number"),
@@ -109,6 +110,12 @@ def test_a_value_that_no_run_can_have_is_refused_without_a_traceback(
     refused = CliRunner().invoke(cli, ["run", *words])
     told = " ".join(refused.stderr.split())
     assert (refused.exit_code, says in told, "Traceback" in told) == (2, True, False), told
+
+
+def test_a_folder_that_can_not_be_made_is_refused_before_a_case_is_played() -> None:
+    refused = CliRunner().invoke(cli, ["case", "bounce-back", "--dir", "/dev/null/cases"])
+    assert (refused.exit_code, "Traceback" in refused.stderr) == (2, False)
+    assert "/dev/null/cases: Not a directory" in refused.stderr
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '{"details": 1}', '{"details": [1]}', "{", "\xff"])
