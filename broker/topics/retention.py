@@ -29,6 +29,8 @@ life has passed, and at the end.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,6 +54,7 @@ from broker.topics.sweep_rounds import SweepRounds
 
 CLAIM_DEADLINE_S = 10.0
 MARKS_AT_ONCE = 500  # More would hold the event loop for too long.
+Due = AsyncGenerator[tuple[LogId, Root], None]
 
 
 @dataclass(slots=True)
@@ -201,17 +204,24 @@ class Sweeper:
     # A live topic. Changes go through its leader, because the record read here may be stale.
 
     async def _sweep_live(self, topic: Topic, report: SweepReport) -> None:
-        clock = self._around.clock
-        steady_ms, now_ms = clock.steady_ms(), self._now_ms(topic)
-        due = await self._due_payload_logs(topic, now_ms)
-        leader = await self._leader_of(topic, now_ms, has_due=bool(due))
-        if leader is None or leader.topic.generation != topic.generation:
-            return
+        steady_ms, now_ms = self._around.clock.steady_ms(), self._now_ms(topic)
+        async with aclosing(self._due_payload_logs(topic, now_ms)) as due:
+            first = await anext(due, None)
+            leader = await self._leader_of(topic, now_ms, has_due=first is not None)
+            if leader is None or leader.topic.generation != topic.generation:
+                return
+            await self._sweep_led(leader, steady_ms, report)
+            while first is not None:
+                await self._sweep_payload_log(leader, *first, report)
+                first = await anext(due, None)
+
+    async def _sweep_led(self, leader: TopicLeader, steady_ms: float, report: SweepReport) -> None:
+        """Sweep a topic's message log. Raises Unavailable if the clock has jumped back since ``steady_ms``."""
         await leader.messages.expire_keys()
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
-        now_ms = self._now_ms(topic)  # The time above came before the comparison.
-        if clock.steady_ms() < steady_ms:
+        now_ms = self._now_ms(leader.topic)  # The caller's came before the comparison.
+        if self._around.clock.steady_ms() < steady_ms:
             raise Unavailable("The clock jumped.")
         await leader.raise_floor(floor_of(leader.topic, now_ms, self._margin_ms))
         more = True
@@ -223,8 +233,6 @@ class Sweeper:
             await asyncio.sleep(0)  # Other work has its turn, also with a store that never waits.
         await self._end_lives(leader, now_ms)
         await self._sweep_marks(leader, report)
-        for log, root in due:
-            await self._sweep_payload_log(leader, log, root, report)
 
     async def _leader_of(self, topic: Topic, now_ms: int, *, has_due: bool) -> TopicLeader | None:
         """Return this node's leader. If there is none, claim the topic if it has work, else return None."""
@@ -310,38 +318,33 @@ class Sweeper:
 
     # Payload logs.
 
-    async def _due_payload_logs(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
-        """Return the payload logs that may be removed, without reading those that began too recently."""
+    async def _due_payload_logs(self, topic: Topic, now_ms: int) -> Due:
+        """Yield the payload logs that may be removed, also stages, without reading those that began too recently."""
         through = due_through(topic, now_ms=now_ms, lives=self._lives)
-        due = await self._due_between(topic, -1, through, now_ms)
-        return due + await self._due_stages(topic, now_ms)
-
-    async def _due_stages(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
-        """Return the stages that may be removed: their life has passed since the last check, or they have expired."""
+        async for each in self._due_between(topic, -1, through, now_ms):
+            yield each
         lives = self._lives
         ended_ms = now_ms - lives.stage_ms - lives.margin_ms
         ended = stages.newest_begun_by(ended_ms - 1)  # One that ends now may not be removed yet.
         expired = stages.newest_begun_by(ended_ms - topic.ttl_ms)
         generation, looked_at = self._stages_looked_at.get(topic.id, (topic.generation, expired))
         looked_at = min(looked_at, expired) if generation == topic.generation else expired
-        due = await self._due_between(topic, ended - 1, looked_at - 1, now_ms)
-        # A stage that may be removed is checked again until it is removed.
-        newest = max((one.number or 0 for one, _ in due), default=ended - 1)
+        newest = ended - 1  # A stage that may be removed is checked again until it is removed.
+        async for each in self._due_between(topic, ended - 1, looked_at - 1, now_ms):
+            newest = max(newest, each[0].number or 0)
+            yield each
         self._stages_looked_at[topic.id] = topic.generation, newest + 1
-        return due + await self._due_between(topic, expired - 1, -1, now_ms)
+        async for each in self._due_between(topic, expired - 1, -1, now_ms):
+            yield each
 
-    async def _due_between(
-        self, topic: Topic, after: int, through: int, now_ms: int
-    ) -> list[tuple[LogId, Root]]:
-        """Return the payload logs numbered ``(after, through]`` that may be removed."""
-        due: list[tuple[LogId, Root]] = []
+    async def _due_between(self, topic: Topic, after: int, through: int, now_ms: int) -> Due:
+        """Yield the payload logs numbered ``(after, through]`` that may be removed."""
         payload_logs = self._around.payload_logs
         while found := await payload_logs.roots(topic.id, topic.generation, through, after):
             for log, root in found:
                 if await self._is_over(log, root, topic, now_ms):
-                    due.append((log, root))
+                    yield log, root
             after = found[-1][0].number or 0
-        return due
 
     async def _is_over(self, log: LogId, root: Root, topic: Topic, now_ms: int) -> bool:
         if root.state is RootState.DROPPED:

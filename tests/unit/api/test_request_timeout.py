@@ -103,11 +103,8 @@ async def test_a_read_that_waits_for_storage_ends_at_its_timeout(method, path) -
         ("PUT", topic_path("t", "properties"), b"{}"),
         ("POST", topic_path("t", "purge?before=now"), b""),
         ("DELETE", topic_path("t"), b""),
-        ("PUT", topic_path("t", "cursors/c"), b'{"after": null, "expected": null}'),
-        ("DELETE", topic_path("t", "cursors/c"), b""),
         ("POST", topic_path("t", "stages"), b""),
         ("POST", "/v1/transactions", b""),
-        ("POST", "/v1/transactions/prune", b""),
         ("POST", "/v1/transactions/reset", b""),
     ],
 )

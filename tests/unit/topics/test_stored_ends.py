@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from broker.errors import NoLeader, NotLeader, PayloadsSealed, TopicNotFound
-from broker.model import PublishRequest
+from broker.model import POINTERS_PER_MS, PublishRequest
+from broker.storage import payloads
 from broker.storage.keys import LogId, root_key
 from broker.storage.table import TableError, WriteUnknown
+from broker.testing.virtual_time import pass_time
 from tests.kit.bench import TOPIC, Bench, Gate, Hook, failing, settle
 
 
@@ -126,3 +128,22 @@ async def test_a_sweep_goes_on_though_the_log_that_it_drops_is_forgotten_meanwhi
     await bench.stored(pointer_now(bench), b"opens another log, so this node forgets the idle one")
     gate.open()
     assert (await sweeping).payload_logs == 1
+
+
+async def test_a_sweep_holds_few_of_the_payload_logs_that_it_removes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes the first ones before it reads the last ones."""
+    monkeypatch.setattr(payloads, "ROOTS_AT_ONCE", 2)
+    bench.restart(transaction_life_max_s=5, sweep_margin_ms=0)
+    await bench.create(ttl_s=10)
+    begun = bench.clock.now_ms() * POINTERS_PER_MS
+    for number in range(7):
+        await bench.stored(begun + number, b"x")
+    await pass_time(60)
+    bench.table.calls.clear()
+    report = await bench.sweeper.sweep()
+    assert report.payload_logs == 7
+    calls = [call for call in bench.table.calls if call in {"scan", "root"}]
+    first_removed = calls.index("root")
+    assert calls[first_removed:].count("scan") >= 3
