@@ -2,8 +2,8 @@
 
 This is the only way to a handler, so no request reaches one without authorization, and every error has a code.
 An unexpected exception has the outcome *unknown*: it is logged once, with the request's id, and the reply says
-unknown. A refusal is logged at level debug, an unknown outcome as a warning. So an operator who has the id of a
-request finds its outcome in the log.
+unknown. A refusal is logged at level debug, an unknown outcome as a warning, within the budget of log lines. So an
+operator who has the id of a request finds its outcome in the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.api.origins import UNDER_ANY_NAME, Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
 from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, StorageCorrupt
-from broker.http.budget import Cut
+from broker.http.budget import Cut, Hold
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
 from broker.http.request import PathNames, Request
@@ -109,15 +109,15 @@ class Dispatch:
             code = error.code
             if error.outcome == "unknown":
                 self._metrics.unknown(operation.name)
-            return self.failure(error, request.headers, request.id)
+            return self.failure(error, request.headers, request.id, request.hold)
         except Cut as error:
             refusal = Overloaded(str(error))  # The connection is closed: no client reads this.
             code = refusal.code
-            return self.failure(refusal, request.headers, request.id)
+            return self.failure(refusal, request.headers, request.id, request.hold)
         except Exception as error:  # noqa: BLE001 - Every exception becomes a reply and a log line.
             code = INTERNAL
             self._metrics.unknown(operation.name)
-            return self.failure(error, request.headers, request.id)
+            return self.failure(error, request.headers, request.id, request.hold)
         else:
             # Sending the answer may take long if the client reads slowly, and needs no body.
             request.let_go_of_body()
@@ -126,17 +126,24 @@ class Dispatch:
             self._metrics.answered(operation.name, code, monotonic() - started)
 
     @staticmethod
-    def failure(error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
-        """Log an error and return the reply for it. An error that should never occur is logged at level error."""
+    def failure(
+        error: Exception, headers: Mapping[str, str], request_id: str, hold: Hold | None = None
+    ) -> Reply:
+        """Log an error and return the reply for it. An error that should never occur is logged at level error.
+
+        Clients can cause unknown outcomes, by short deadlines, so ``hold`` bounds their lines for each second.
+        """
         if not isinstance(error, BrokerError):
             log.error("unexpected error", request_id=request_id, exc_info=error)
             return unexpected_reply(headers, request_id)
-        if isinstance(error, StorageCorrupt):
+        refused = error.outcome == "refused"
+        if refused or not (hold is None or hold.may_log()):
+            event = "request refused" if refused else "outcome unknown"
+            log.debug(event, request_id=request_id, **_error_fields(error))
+        elif isinstance(error, StorageCorrupt):
             log.error("storage corrupt", request_id=request_id, error=error.message)
-        elif error.outcome == "unknown":
-            log.warning("outcome unknown", request_id=request_id, **_error_fields(error))
         else:
-            log.debug("request refused", request_id=request_id, **_error_fields(error))
+            log.warning("outcome unknown", request_id=request_id, **_error_fields(error))
         return error_reply(error, headers)
 
     def refuse(

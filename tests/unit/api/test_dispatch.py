@@ -14,6 +14,8 @@ from broker.operations.operation import Action, DeclaredOperation
 from broker.operations.table import OPERATIONS
 from tests.kit.serving import Broker, Http, topic_path
 
+TEXT = {"Content-Type": "text/plain"}
+
 
 async def test_every_handler_is_authorized_first() -> None:
     asked: list[tuple[str | None, Action, PathNames]] = []
@@ -108,6 +110,21 @@ async def test_an_unknown_outcome_is_a_warning(
     (line,) = lines
     assert (line["event"], line["log_level"]) == ("outcome unknown", "warning")
     assert line["request_id"] == reply.headers["X-Request-Id"]
+
+
+async def test_clients_can_not_fill_the_log_with_unknown_outcomes(
+    broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OutcomeUnknown("the deadline passed")
+
+    monkeypatch.setattr(broker.topics, "publish", fail)
+    with capture_logs() as lines:
+        for _ in range(100):
+            reply = await http("POST", topic_path("t", "publish"), b"x", TEXT)
+            assert reply.headers["Broker-Outcome"] == "unknown"
+    told = [line for line in lines if line["log_level"] == "warning"]
+    assert 1 <= len(told) < 100
 
 
 async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) -> None:
