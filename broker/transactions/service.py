@@ -183,7 +183,9 @@ class Transactions:
         """Return whether the service has a journal, which may begin during the look."""
         if self._is_unused is None:
             async with in_time(self._around.clock, deadline):
-                self._is_unused = await self._journal.is_missing() and self._is_unused is None
+                is_missing = await self._journal.is_missing()
+            if self._is_unused is None:
+                self._is_unused = is_missing
         return not self._is_unused
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:

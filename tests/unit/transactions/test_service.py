@@ -76,6 +76,20 @@ async def test_a_look_for_the_journal_that_ends_after_its_first_transaction_chan
         await service.check_in_progress(7, None, alone=True)
 
 
+async def test_looks_for_the_journal_at_one_time_agree(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, looked = service.bench.topics.leaders.registry, Gate()
+    monkeypatch.setattr(registry, "read", partial(looked.after, registry.read))
+    looking = [
+        asyncio.ensure_future(service.check_in_progress(7, None, alone=True)) for _ in range(3)
+    ]
+    await looked.reached.wait()
+    looked.open()
+    await asyncio.gather(*looking)
+    await service.check_in_progress(7, None, alone=True)
+
+
 async def test_each_transaction_is_counted_by_its_outcome(service: Service) -> None:
     started = [await service.start(long=number == 1) for number in range(5)]
     first, long, third, fourth, _ = [each.transaction_id for each in started]
