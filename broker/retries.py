@@ -1,8 +1,9 @@
 """Repeat work that fails, and keep no error of it. The door of tenacity.
 
-tenacity keeps the last outcome in the state of its retries. The traceback of an error that it raises keeps that state,
-which is a cycle: it would hold the body of a request until the next garbage collection. So here an attempt ends with a
-value that carries its error. tenacity decides by that value, and raises nothing; the last error is raised behind it.
+tenacity keeps the last outcome in the state of its retries. The traceback of an error keeps the frames through which it
+went and, from Python 3.12 on, those that called them. That is a cycle: it would hold the body of a request until the next
+garbage collection. So here an attempt keeps its end in a list. tenacity decides by that, and sees and raises no error;
+the last error is raised behind it.
 Most work succeeds at once, and then costs no retry: tenacity takes 25 us a call.
 """
 
@@ -47,10 +48,9 @@ async def repeat(
     """
     made = [await _ended(work)]
     if made[0].error is not None:
-        made = [await _repeated(made, work, pause_s, sleep)]
-    return (
-        made.pop().result()
-    )  # No name of this frame, which is in the error's traceback, has the error.
+        await _repeated(made, work, pause_s, sleep)
+    # No name of this frame, which is in the error's traceback, has the error.
+    return made.pop().result()
 
 
 async def _repeated(
@@ -58,28 +58,29 @@ async def _repeated(
     work: Callable[[], Awaitable[Result]],
     pause_s: Callable[[Exception, int], float | None],
     sleep: Callable[[float], Awaitable[None]],
-) -> Ended[Result]:
-    """Go on after a first attempt that failed, which is taken from ``made``. Return how the last one ended."""
+) -> None:
+    """Go on after a first attempt that failed. ``made`` has the end of the last attempt, here and behind this call."""
     pauses: list[float] = []
     # An object of tenacity is a cycle, so it lives on for a while. It reaches the request through this list alone.
     kept = [pause_s]
 
-    async def attempt() -> Ended[Result]:
-        return made.pop() if made else await _ended(work)
+    async def attempt() -> None:
+        if not made:
+            made.append(await _ended(work))
 
     def again(state: RetryCallState) -> bool:
-        error = state.outcome.result().error if state.outcome is not None else None
+        error = made[0].error
         try:
-            seconds = kept[0](error, state.attempt_number) if error is not None else None
+            seconds = kept[0](error, state.attempt_number) if isinstance(error, Exception) else None
         finally:
             del error
         if seconds is not None:
             pauses.append(seconds)
+            made.clear()
         return seconds is not None
 
     try:
-        # The object has no name here, for it keeps the last outcome.
-        return await AsyncRetrying(retry=again, wait=lambda _: pauses.pop(), sleep=sleep)(attempt)
+        await AsyncRetrying(retry=again, wait=lambda _: pauses.pop(), sleep=sleep)(attempt)
     finally:
         kept.clear()
 

@@ -148,10 +148,13 @@ class Retrier:
         if self._on_trouble is None or self.closed:
             return
         failed = user_code.call(self._on_trouble, Trouble(error, left_s)).error
-        if failed is not None:
-            log.warning("on_trouble failed: %s", user_code.text_of(failed))
-            if user_code.ends_program(failed):
+        try:
+            if failed is not None:
+                log.warning("on_trouble failed: %s", user_code.text_of(failed))
+            if failed is not None and user_code.ends_program(failed):
                 raise failed
+        finally:
+            del failed  # From Python 3.12 on, its traceback leads to this frame.
 
     @contextmanager
     def watched(self, deadline: float, waits_s: float) -> Generator[None]:
