@@ -21,7 +21,8 @@ PAGES = TailOptions(page_messages_max=2)
 def run_program(program: str, *arguments: str) -> str:
     """Run a program to its end; return what it wrote."""
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        # From Python 3.12 on, a fork of a program with threads warns.
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", program, *arguments],
         capture_output=True,
         text=True,
         timeout=30,
