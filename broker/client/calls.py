@@ -6,8 +6,9 @@ import asyncio
 import math
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
+from types import TracebackType
 from typing import Final, TypeVar
 
 from broker.client import outcomes
@@ -63,7 +64,7 @@ class Calls:
 
         async def attempt(left_s: float) -> T:
             if request.reading:
-                async with within(request, ends), self.stream(request, left_s) as reply:
+                async with Within(request, ends), self.stream(request, left_s) as reply:
                     whole = Reply(
                         reply.status, reply.headers, await _whole(reply.chunks), reply.url
                     )
@@ -78,7 +79,7 @@ class Calls:
         ends = self._retrier.ends()
 
         async def attempt(left_s: float) -> list[Message]:
-            limit = within(request, ends + wait_s)
+            limit = Within(request, ends + wait_s)
             async with limit, self.stream(request, wait_s + left_s) as reply:
                 return [message async for page in pages(request, reply) for message in page]
 
@@ -108,19 +109,40 @@ class Calls:
     async def _check(self, request: ClientRequest, reply: StreamedReply, ends: float) -> None:
         """Read and raise the error of an unsuccessful reply."""
         if not outcomes.is_success(reply.status):
-            async with within(request, ends):
+            async with Within(request, ends):
                 body = await _whole(reply.chunks, ERROR_BYTES_MAX)
             raise outcomes.error_of(request, Reply(reply.status, reply.headers, body, reply.url))
 
 
-@asynccontextmanager
-async def within(request: ClientRequest, ends: float) -> AsyncGenerator[None]:
-    """Bound the block: an answer may arrive byte by byte for ever. ``ends`` is by the loop's clock. Raises Unavailable."""
-    try:
-        async with asyncio.timeout_at(None if math.isinf(ends) else ends):
-            yield
-    except TimeoutError as error:
-        raise outcomes.no_answer(request, "its end did not come in time") from bare(error)
+class Within:
+    """Bound a block: an answer may arrive byte by byte for ever. ``ends`` is by the loop's clock. Raises Unavailable.
+
+    From Python 3.12 on, the frame of a generator keeps its caller's, which in contextlib has a name for the block's error:
+    a cycle. The time-out knows its task, so it is let go of before an error passes.
+    """
+
+    def __init__(self, request: ClientRequest, ends: float) -> None:
+        """Keep the request, and the time at which the block is given up."""
+        self._request = request
+        self._timeouts = [asyncio.timeout_at(None if math.isinf(ends) else ends)]
+
+    async def __aenter__(self) -> None:
+        """Begin the block."""
+        await self._timeouts[0].__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the block. Raises Unavailable: its time is over."""
+        try:
+            await self._timeouts.pop().__aexit__(kind, raised, traceback)
+        except TimeoutError as error:
+            raise outcomes.no_answer(self._request, "its end did not come in time") from bare(error)
+        finally:
+            del raised, traceback
 
 
 async def each_within(
@@ -129,7 +151,7 @@ async def each_within(
     """Yield the items of an answer. Raises Unavailable if the next one does not come until ``ends``."""
     async with aclosing(items):
         while True:
-            async with within(request, ends()):
+            async with Within(request, ends()):
                 try:
                     item = await anext(items)
                 except StopAsyncIteration:
