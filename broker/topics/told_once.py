@@ -1,4 +1,4 @@
-"""What the operator is told once: ids ahead of the clock, and lost messages that a reader passes."""
+"""Log once that ids are ahead of the clock, or that a reader passes lost messages."""
 
 from __future__ import annotations
 
