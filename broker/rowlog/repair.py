@@ -47,6 +47,8 @@ REGIONS_AT_ONCE: Final = 4
 """How many regions of the user's table are swept side by side: fewer than a rowlog's calls that run at once."""
 ALONE_MAX: Final = 50_000
 """How many entries without a message are looked at again together."""
+FIRST_LOOK_S: Final = 1.0
+"""After how long they are looked at again first."""
 
 
 @dataclass
@@ -247,16 +249,28 @@ class Repair:
     async def _orphans(
         self, alone: list[tuple[Entry, bytes]], setup: Setup, report: Report, *, mend: bool
     ) -> None:
-        """Look again at entries without a message, once no put of them can be in flight; empty the list."""
-        if alone:
-            await self._clock.sleep(setup.settings.orphaned_message_delay_ms / 1000)
+        """Look again, ever more rarely, until no put of an entry can be in flight; empty the list.
+
+        On a busy rowlog most of them are of messages that have just been done: they go within a second.
+        """
+        left_s = setup.settings.orphaned_message_delay_ms / 1000
+        pause_s = FIRST_LOOK_S
+        while alone and left_s > 0:
+            await self._clock.sleep(min(pause_s, left_s))
+            left_s -= pause_s
+            pause_s *= 2
+            alone[:] = [each for each in alone if await self._is_orphan(*each)]
         for entry, end in alone:
-            is_there = not await self._index.lacks([entry], end)
-            if is_there and await self._rows.one(entry.row, entry.message) is None:
-                report.orphans += 1
-                if mend:
-                    await self._remove(entry, end)
+            report.orphans += 1
+            if mend:
+                await self._remove(entry, end)
         alone.clear()
+
+    async def _is_orphan(self, entry: Entry, end: bytes) -> bool:
+        """Whether an entry is still there, and its message still is not."""
+        if await self._index.lacks([entry], end):
+            return False
+        return await self._rows.one(entry.row, entry.message) is None
 
     async def _remove(self, entry: Entry, end: bytes) -> None:
         await (self._index.remove([entry]) if end == OPEN_END else self._index.unbury([entry]))

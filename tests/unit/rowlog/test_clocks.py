@@ -9,7 +9,7 @@ from broker.errors import Unavailable
 from broker.rowlog import Subscription
 from broker.rowlog.row_table import NotWritten
 from broker.testing.virtual_time import pass_time
-from tests.unit.rowlog.world import ROW, TABLE, Heard, World, until, virtual
+from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard, World, until, virtual
 
 HOUR_MS = 3_600_000
 NO_WAIT = {"full_scan_ms": 2_000}
@@ -78,6 +78,21 @@ async def test_verify_waits_to_tell_an_orphan_from_a_put_in_flight(world: World)
     assert world.clock.monotonic() - began >= 120, "before that, its put may be in flight"
     assert (await log.verify(mend=True)).orphans == 1
     assert world.entries() == []
+
+
+@virtual
+async def test_verify_does_not_wait_for_an_entry_that_is_being_removed(world: World) -> None:
+    log = await world.log("a")
+    await log.put(ROW)
+    del world.stored[TABLE][ROW]
+    verifying = asyncio.create_task(log.verify())
+    await pass_time(1.5)
+    assert not verifying.done()
+    for key in world.entries():
+        del world.stored[INDEX][key]
+    await pass_time(5)
+    assert verifying.done()
+    assert (await verifying).orphans == 0
 
 
 @pytest.mark.parametrize("fast_ms", [-HOUR_MS, HOUR_MS])
