@@ -52,7 +52,7 @@ OURS: Final = "x-request-id"
 
 HEADS_KEPT_MAX: Final = 256
 
-WRITE_LOOK_S: Final = 0.4
+WRITE_LOOK_S: Final = 0.3
 """How long a write may have no answer before the client asks other nodes for the leader, and how often it asks."""
 READ_LOOK_S: Final = 5.0
 """The same for a read, which may wait for messages."""

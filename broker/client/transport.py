@@ -41,6 +41,8 @@ DEADLINE_S: Final = Settings().deadline_s
 
 LOOK_S_MAX: Final = 1.0
 """How long a node may take to name a topic's leader."""
+OWN_VIEW_S: Final = "0.2"
+"""For so long that node may ask the leader. A frozen leader does not answer; then the node tells what it knows."""
 LEADER_BYTES_MAX: Final = 64 * 1024
 
 CLOSED: Final = "the client was closed"
@@ -328,7 +330,8 @@ class HttpTransport:
 
     async def _leader_by(self, url: str, topic: TopicId) -> str | None:
         """Return the address of the node that should lead a topic, as the node at ``url`` knows it."""
-        request = protocol.read("GET", f"{protocol.topic_path(topic)}/leader", topic=topic)
+        path = f"{protocol.topic_path(topic)}/leader"
+        request = protocol.read("GET", path, {"Request-Timeout": OWN_VIEW_S}, topic=topic)
         if not await self._reads.enter(LOOK_S_MAX):
             return None
         try:

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from broker.http.answer import NoAnswer
 from broker.shield import bare
 
-LOOK_S: Final = 0.25
+LOOK_S: Final = 0.1
 GRACE_S: Final = 0.5
 
 Result = TypeVar("Result")

@@ -163,12 +163,12 @@ async def frozen_for(cluster: LocalCluster, topic: str) -> float:
 def test_a_frozen_leader_delays_a_publisher_with_keys_for_a_session_and_a_second_at_most(
     shared_hbase: HBaseServer,
 ) -> None:
-    """The best of three counts: other work on this machine delays each of the four processes that take part."""
+    """The median of three counts: other work on this machine delays each of the four processes that take part."""
     settings = {"cluster.session_timeout_ms": 4000}
     with LocalCluster(Sizes(nodes=3), hbase=shared_hbase, settings=settings) as cluster:
         took_s = [asyncio.run(frozen_for(cluster, f"faults/frozen-{each}")) for each in range(3)]
     print(f"acknowledged after SIGSTOP: {took_s}")  # noqa: T201  Print the figures.
-    assert min(took_s) <= 4 + 1, took_s
+    assert sorted(took_s)[1] <= 4 + 1, took_s
 
 
 @pytest.mark.parametrize("away_s", [4 * SESSION_S, pytest.param(20.0, marks=pytest.mark.nightly)])

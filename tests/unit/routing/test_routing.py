@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
+from broker.coordination.memory import SESSION_TIMEOUT_S
 from broker.model import PublishRequest
 from broker.routing import nodeheaders
 from broker.routing.secret import KEY
@@ -213,6 +214,24 @@ async def test_a_stopping_node_refuses_requests_that_wait_for_a_leader(
     cluster.machines[node].terminate(again=False)
     reply = await waiting
     assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+
+
+@pytest.mark.parametrize("known", [(0, 1, 2), (1,)])
+@on_cluster()
+async def test_a_frozen_leader_delays_a_keyed_publish_for_a_session_and_a_second(
+    cluster: HttpCluster, known: tuple[int, ...]
+) -> None:
+    topic = f"default/{OF_NODE_0}"
+    loop = asyncio.get_running_loop()
+    async with cluster.client(0, url=",".join(map(cluster.url, known)), idempotent=True) as client:
+        await client.create_topic(topic)
+        await client.publish(topic, b"before")
+        cluster.machines[0].pause()
+        began = loop.time()
+        await asyncio.sleep(0.3)
+        await client.publish(topic, b"after")
+        assert loop.time() - began <= SESSION_TIMEOUT_S + 1
+    cluster.machines[0].resume()
 
 
 @either_is_lost
