@@ -32,7 +32,7 @@ from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
-from broker.operations.operation import Answerer, DeclaredOperation
+from broker.operations.operation import DeclaredOperation
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.topics.overdue import answered_in_time, in_time
 from broker.topics.topics import Topics
@@ -164,10 +164,6 @@ def _in_time(clock: Clock, operation: DeclaredOperation, handler: Handler) -> Ha
     """Return a handler that answers at its request's deadline, wherever it waits."""
     if operation.name in _TIMED_INSIDE or operation.role == "transactions":
         return handler
-    if operation.by is Answerer.ANY and not operation.effect.is_reading:
-        return (
-            handler  # If this node has lost its storage, silence makes the client ask another one.
-        )
     bound = in_time if operation.effect.is_reading else answered_in_time
 
     async def in_bounds(request: Request) -> Answer:

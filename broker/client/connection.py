@@ -41,7 +41,7 @@ from typing_extensions import override
 from broker.client import outcomes
 from broker.client.node_directory import HEADER, NodeDirectory
 from broker.client.protocol import ClientRequest, Reply
-from broker.errors import BrokerError
+from broker.errors import BrokerError, OutcomeUnknown, Unavailable
 from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
@@ -49,6 +49,9 @@ from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 
 OURS: Final = "x-request-id"
 """An answer with this header shows that the server is this project's."""
+
+CUT_OFF: Final = frozenset({Unavailable.code, OutcomeUnknown.code})
+"""After such an answer the client asks another node: this one may have lost its storage, or the other nodes."""
 
 HEADS_KEPT_MAX: Final = 256
 
@@ -212,6 +215,8 @@ class ClientConnection(outbound.OutboundConnection):
         # After any other error the server closes only for an unread body.
         if closes and (status < 400 or status in {408, 503}):
             self._nodes.leaving(self.url, now)
+        elif status in {500, 503} and headers.get("broker-error") in CUT_OFF:
+            self._nodes.lost(self.url, now)
         else:
             self._nodes.answered(self.url)
 

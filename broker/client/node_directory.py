@@ -8,6 +8,7 @@ advance: every reply about a topic names its leader, and the next request goes t
     reply from any node          ──> b leads the topic, unless a newer epoch is known
     connection to b lost         ──> back off from b: 0.1 s, 0.2 s ... 5 s; meanwhile ask another node, which
                                      forwards, and whose reply names the new leader
+    b can't settle a request     ──> likewise: it may have lost its storage
     b says Connection: close     ──> b is about to stop: back off from it for 1 s
     a newer epoch names b        ──> b has come back: end its back-off
 
@@ -202,7 +203,7 @@ class NodeDirectory:
             self._back_offs.pop(url, None)
 
     def lost(self, url: str, now: float) -> None:
-        """Record that a node could not be reached, or did not answer."""
+        """Record that a node could not be reached, did not answer, or could not settle a request in time."""
         back_off = self._back_offs.get(url)
         if back_off is not None and now < back_off.until_s:
             return  # One failure of a node may lose many requests; count it once.

@@ -106,6 +106,8 @@ async def test_a_read_that_waits_for_storage_ends_at_its_timeout(method, path) -
         ("POST", topic_path("t", "stages"), b""),
         ("POST", "/v1/transactions", b""),
         ("POST", "/v1/transactions/reset", b""),
+        ("PUT", topic_path("t", "cursors/c"), b'{"after": null, "expected": null}'),
+        ("DELETE", topic_path("t", "cursors/c"), b""),
     ],
 )
 async def test_a_change_that_waits_for_storage_ends_at_its_timeout(method, path, body) -> None:

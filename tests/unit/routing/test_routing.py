@@ -216,6 +216,29 @@ async def test_a_stopping_node_refuses_requests_that_wait_for_a_leader(
     assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/v1/cluster/pins/default/t", b'{"node": "1"}'),
+        ("DELETE", "/v1/cluster/pins/default/t", b""),
+        ("POST", "/v1/cluster/nodes/2/drain", b""),
+        ("POST", "/v1/cluster/nodes/2/undrain", b""),
+        ("PUT", topic_path("t", "cursors/c"), b'{"after": null, "expected": null}'),
+        ("DELETE", topic_path("t", "cursors/c"), b""),
+    ],
+)
+@on_cluster()
+async def test_a_change_by_a_node_without_storage_ends_at_its_timeout(
+    cluster: HttpCluster, method: str, path: str, body: bytes
+) -> None:
+    mend = cluster.machines[1].way.cut(there=True, back=True)
+    began = asyncio.get_running_loop().time()
+    reply = await cluster(1, method, path, body, {**JSON, "Request-Timeout": "2"})
+    assert reply.headers["Broker-Outcome"] in {"refused", "unknown"}, reply
+    assert asyncio.get_running_loop().time() - began < 2.5
+    mend()
+
+
 @pytest.mark.parametrize("known", [(0, 1, 2), (1,)])
 @on_cluster()
 async def test_a_frozen_leader_delays_a_keyed_publish_for_a_session_and_a_second(
@@ -228,7 +251,7 @@ async def test_a_frozen_leader_delays_a_keyed_publish_for_a_session_and_a_second
         await client.publish(topic, b"before")
         cluster.machines[0].pause()
         began = loop.time()
-        await asyncio.sleep(0.3)
+        await pass_time(0.3)
         await client.publish(topic, b"after")
         assert loop.time() - began <= SESSION_TIMEOUT_S + 1
     cluster.machines[0].resume()
