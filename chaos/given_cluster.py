@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from broker.client import BrokerError
-from broker.client.protocol import ClientRequest
+from broker.client.client_request import ClientRequest
 from broker.http.address import Address
 from broker.local.servers import ServerFailed
 from chaos.target import Ability, Target

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.client import BrokerError, Client, admin
-from broker.client.protocol import ClientRequest
+from broker.client.client_request import ClientRequest
 from broker.local import ProcessKind
 from broker.model import TopicId
 from chaos.clocks import ClockOffsets

@@ -13,8 +13,10 @@ from broker.http.reply import Answer, json_reply, media_type
 from broker.http.request import Request
 from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
 from broker.moments import rfc3339
+from broker.operations import replies
 from broker.operations.media_types import THRIFT
 from broker.operations.parameters import BLOCKER_LIMIT
+from broker.operations.replies import Blockers, FirstMessage
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.topics.topics import Topics
 from broker.wire.transaction import transaction_steps
@@ -43,16 +45,16 @@ class BlockersApi:
         )
         now_ms = self._clock.now_ms()
         return json_reply(
-            {
-                "snapshot_of": of,
-                "read_pointer": str(snapshot.read_pointer),
-                "blockers": [
+            Blockers(
+                snapshot_of=of,
+                read_pointer=str(snapshot.read_pointer),
+                blockers=[
                     _blocker_fields(each, known.get(each.pointer), now_ms)
                     for each in found.blockers
                 ],
-                "complete": found.complete,
-                "service_problem": problem,
-            }
+                complete=found.complete,
+                service_problem=problem,
+            )
         )
 
     async def _snapshot(self, request: Request) -> tuple[Snapshot, str]:
@@ -102,29 +104,29 @@ class BlockersApi:
         return known, None
 
 
-def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int) -> dict[str, Any]:
+def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int) -> replies.Blocker:
     told = known or {}
     since_ms = timestamp_of(blocker.first)
     transaction = int(told.get("id", blocker.pointer))
     started_ms, expires_ms = told.get("started_ms"), told.get("expires_ms")
-    return {
-        "transaction": str(transaction),
-        "write_pointer": str(blocker.pointer),
-        "first": {
-            "id": (blocker.first + ROW_ID_MIN).hex(),
-            "time": rfc3339(since_ms),
-            "timestamp_ms": since_ms,
-        },
-        "since_s": max(now_ms - since_ms, 0) / 1000,
-        "messages": blocker.messages,
-        "waiting": blocker.waiting,
-        "state": told.get("state"),
-        "type": told.get("type"),
-        "client": told.get("client"),
-        "started_at": None if started_ms is None else rfc3339(started_ms),
-        "expires_at": None if expires_ms is None else rfc3339(expires_ms),
-        "advice": advice(told.get("state"), transaction, expires_ms),
-    }
+    return replies.Blocker(
+        transaction=str(transaction),
+        write_pointer=str(blocker.pointer),
+        first=FirstMessage(
+            id=(blocker.first + ROW_ID_MIN).hex(),
+            time=rfc3339(since_ms),
+            timestamp_ms=since_ms,
+        ),
+        since_s=max(now_ms - since_ms, 0) / 1000,
+        messages=blocker.messages,
+        waiting=blocker.waiting,
+        state=told.get("state"),
+        type=told.get("type"),
+        client=told.get("client"),
+        started_at=None if started_ms is None else rfc3339(started_ms),
+        expires_at=None if expires_ms is None else rfc3339(expires_ms),
+        advice=advice(told.get("state"), transaction, expires_ms),
+    )
 
 
 def advice(state: str | None, transaction: int, expires_ms: int | None) -> str:

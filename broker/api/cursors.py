@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
+from broker.api import fields
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, Topic, check_cursor, timestamp_of
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, Topic, check_cursor, timestamp_of
 from broker.moments import rfc3339
 from broker.operations.parameters import CURSOR_LIMIT
+from broker.operations.replies import Cursor, CursorDeleted, CursorLag, Cursors, End, Unread
+from broker.operations.sent import CursorSent
+from broker.operations.table import CURSOR_BYTES_MAX
 from broker.places import Place
 from broker.topics.cursors import StoredCursor, shown
 from broker.topics.topics import Topics
 
 DATA_BYTES_MAX: Final = 1024
-_FIELDS: Final = {"after", "expected", "data"}
 
 
 class CursorHandlers:
@@ -34,7 +35,7 @@ class CursorHandlers:
         topic = await self._topics.get(request.topic, request.generation)
         page = await self._topics.cursors.page(topic, query.get("after", ""), limit)
         told = [await self._with_lag(topic, cursor) for cursor in page.cursors]
-        return json_reply({"cursors": told, "next": page.next})
+        return json_reply(Cursors(cursors=told, next=page.next))
 
     async def show_cursor(self, request: Request) -> Answer:
         """Answer one cursor with its lag."""
@@ -50,45 +51,36 @@ class CursorHandlers:
         after = None if place is None else request.id_at(place)
         topic = await self._topics.get(request.topic, request.generation)
         cursor = await self._topics.cursors.put(topic, name, after, expected, data)
-        return json_reply({**shown(cursor), "generation": topic.generation})
+        return json_reply(_shown(topic, cursor))
 
     async def delete_cursor(self, request: Request) -> Answer:
         """Delete a cursor; answer whether there was one."""
         name = check_cursor(request.names.cursor)
         topic = await self._topics.get(request.topic, request.generation)
-        return json_reply({"deleted": await self._topics.cursors.delete(topic, name)})
+        return json_reply(CursorDeleted(deleted=await self._topics.cursors.delete(topic, name)))
 
-    async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> dict[str, Any]:
+    async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> CursorLag:
         after = None if cursor.after is None else cursor.after[:ROW_ID_BYTES]
         unread = await self._topics.unread(topic, after)
-        oldest = unread.oldest
-        return {
-            **shown(cursor),
-            "generation": topic.generation,
-            "lag": {
-                "messages": unread.messages,
-                "lost": unread.lost,
-                "oldest": None
-                if oldest is None
-                else {"id": (oldest + ROW_ID_MIN).hex(), "time": rfc3339(timestamp_of(oldest))},
-            },
-        }
+        lag = Unread(messages=unread.messages, lost=unread.lost, oldest=row_shown(unread.oldest))
+        return {**_shown(topic, cursor), "lag": lag}
+
+
+def _shown(topic: Topic, cursor: StoredCursor) -> Cursor:
+    return {**shown(cursor), "generation": topic.generation}
+
+
+def row_shown(row: RowId | None) -> End | None:
+    """Return a row as the id and the time of its message; None stays None."""
+    if row is None:
+        return None
+    return End(id=(row + ROW_ID_MIN).hex(), time=rfc3339(timestamp_of(row)))
 
 
 def _decode_put(body: bytes) -> tuple[Place | None, str | None, str]:
     """Return the new place, the expected version, and the data of a put. Raises BadRequest."""
-    try:
-        told = orjson.loads(body)
-    except ValueError as error:
-        raise BadRequest(f"The body is not JSON: {error}") from error
-    if not isinstance(told, dict) or not {"after", "expected"} <= told.keys() <= _FIELDS:
-        raise BadRequest(
-            'The body of a cursor is {"after": message id or null, "expected": the current version, or null if '
-            'there is no cursor, "data": text of your own, optional}.'
-        )
-    after, expected, data = told["after"], told["expected"], told.get("data", "")
-    if not isinstance(after, str | None) or not isinstance(expected, str | None):
-        raise BadRequest("after and expected must be strings, or null.")
-    if not isinstance(data, str) or len(data.encode("utf-8")) > DATA_BYTES_MAX:
+    sent: CursorSent = fields.read(body, CursorSent, bytes_max=CURSOR_BYTES_MAX)
+    after, data = sent["after"], sent.get("data", "")
+    if len(data.encode()) > DATA_BYTES_MAX:
         raise BadRequest(f"data must be text of at most {DATA_BYTES_MAX} bytes.")
-    return None if after is None else Place.of(after), expected, data
+    return None if after is None else Place.of(after), sent["expected"], data

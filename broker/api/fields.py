@@ -1,4 +1,4 @@
-"""Check the fields of JSON objects that people write. For a wrong name, the error suggests the right one."""
+"""Check JSON bodies against their declarations (``operations.sent``). For a wrong name, the error suggests the right one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from broker.errors import BadRequest
+from broker.operations.shapes import Shape, fields_of, forms_of, problem
+from broker.wire.jsontext import parse
 
 _AVRO_NAMES: Final = {
     "transactionWritePointer": "write_pointer",
@@ -25,12 +27,33 @@ _MEANT: Final = {
 """Common other names for a field, spelled too differently for ``get_close_matches``."""
 
 
-def record(value: object, known: Sequence[str], told: Sequence[str]) -> dict[str, Any]:
-    """Return the object if it has no fields beside ``known``. Raises BadRequest, which lists the names in ``told``."""
+def read(body: bytes, shape: Shape, *, bytes_max: int) -> Any:
+    """Return the object in a small body. Raises BadRequest, BodyTooLarge."""
+    return checked(parse(body, bytes_max=bytes_max), shape)
+
+
+def checked(value: object, shape: Shape) -> Any:
+    """Return a JSON value if it is an object of this shape: a TypedDict, or one of several. Raises BadRequest."""
+    forms = forms_of(shape)
+    if len(forms) > 1:
+        return checked(value, _meant(value, forms))
+    (shape,) = forms
+    names = tuple(fields_of(shape))
     if not isinstance(value, dict):
-        raise BadRequest(f"The body must be a JSON object with {', '.join(told)}.")
-    refuse_unknown(value, known)
+        raise BadRequest(f"The body must be a JSON object with {', '.join(names) or 'no fields'}.")
+    refuse_unknown(value, names)
+    if found := problem(value, shape):
+        raise BadRequest(found)
     return value
+
+
+def _meant(value: object, forms: Sequence[Shape]) -> Shape:
+    """Return the form that has the fields of a value. Raises BadRequest if none has."""
+    for form in forms:
+        if isinstance(value, dict) and value.keys() == fields_of(form).keys():
+            return form
+    either = [", ".join(f'"{name}": ...' for name in fields_of(form)) for form in forms]
+    raise BadRequest(f"The body must be {' or '.join(f'{{{one}}}' for one in either)}.")
 
 
 def refuse_unknown(given: Iterable[str], names: Sequence[str], before: str = "") -> None:

@@ -9,19 +9,12 @@ from typing import Any, Final
 import orjson
 
 from broker import __version__
-from broker.api.json_schemas import RESPONSES, SCHEMAS
-from broker.api.plainschemas import PLAIN_SCHEMAS
-from broker.api.transaction_schemas import TRANSACTION_SCHEMAS
 from broker.config.sections import LimitsConfig
-from broker.operations.operation import (
-    IN_PATH,
-    STRING,
-    Contents,
-    DeclaredOperation,
-    Parameter,
-    Schema,
-)
+from broker.operations import replies
+from broker.operations.media_types import JSON, TEXT
+from broker.operations.operation import IN_PATH, Contents, DeclaredOperation, Parameter
 from broker.operations.parameters import GENERATION, IN_GENERATION, LEADER, TIMEOUT
+from broker.operations.shapes import INTEGER, STRING, Schema, Shape, name_of, schema_of
 from broker.operations.table import OPERATIONS, TOPIC, TRANSACTIONS
 
 _LIMITS: Final = LimitsConfig()
@@ -44,10 +37,7 @@ def make_document(limits: LimitsConfig = _LIMITS) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Broker", "version": __version__},
         "paths": paths,
-        "components": {
-            "schemas": {**SCHEMAS, **PLAIN_SCHEMAS, **TRANSACTION_SCHEMAS},
-            "responses": RESPONSES,
-        },
+        "components": {"schemas": _schemas(), "responses": RESPONSES},
     }
 
 
@@ -88,8 +78,20 @@ def _described(operation: DeclaredOperation, limits: LimitsConfig) -> Schema:
     return described
 
 
+def _schemas() -> dict[str, Schema]:
+    """Return the schemas of all bodies that have names."""
+    bodies = [shape for each in OPERATIONS for _, shape in (*each.takes, *each.gives)]
+    bodies += [replies.Error, replies.Event]
+    return {name: schema_of(shape) for shape in bodies if (name := name_of(shape))}
+
+
 def _content(contents: Contents) -> Schema:
-    return {media: {"schema": schema} for media, schema in contents}
+    return {media: {"schema": _schema(shape)} for media, shape in contents}
+
+
+def _schema(shape: Shape) -> Schema:
+    name = name_of(shape)
+    return schema_of(shape) if name is None else {"$ref": f"#/components/schemas/{name}"}
 
 
 def _parameter(parameter: Parameter, limits: LimitsConfig) -> Schema:
@@ -104,3 +106,46 @@ def _parameter(parameter: Parameter, limits: LimitsConfig) -> Schema:
         "schema": schema,
     }
     return {**told, "required": True} if parameter.required else told
+
+
+def _error(text: str) -> Schema:
+    return {
+        "description": text,
+        "headers": {
+            "X-Request-Id": {"required": True, "schema": STRING},
+            "Broker-Error": {
+                "description": "The error's code.",
+                "required": True,
+                "schema": STRING,
+            },
+            "Broker-Outcome": {
+                "description": "refused: the request certainly had no effect. unknown: it may have had one.",
+                "required": True,
+                "schema": {"enum": ["refused", "unknown"]},
+            },
+            "Retry-After": {"description": "Seconds.", "schema": INTEGER},
+        },
+        "content": _content(((JSON, replies.Error), (TEXT, str))),
+    }
+
+
+RESPONSES: Final[dict[str, Schema]] = {
+    "400": _error("The request is malformed, or a name is not valid."),
+    "403": _error(
+        "The caller may not do this, or a browser sent the request for a page of another site."
+    ),
+    "404": _error(
+        "The topic, path, cursor or node does not exist, the node is standalone, or a node of this role does not serve it."
+    ),
+    "405": _error("The path does not have this method. The header Allow names its methods."),
+    "409": _error(
+        "The object exists already, is sealed or over, conflicts, has moved, or there are too many."
+    ),
+    "410": _error("The place is in another generation: the topic was created again."),
+    "413": _error("The body, a message, or the number of messages is above its limit."),
+    "422": _error("The transaction is too old, or the idempotency key was used with another body."),
+    "500": _error("The outcome of the request is unknown."),
+    "501": _error("This node lacks a package that the answer needs."),
+    "503": _error("The request was not done. Try again later."),
+    "507": _error("The disk is full."),
+}

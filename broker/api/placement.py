@@ -8,18 +8,19 @@ Its answer says whether anything changed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
+from broker.api import fields
 from broker.api.cluster import ClusterView, member
 from broker.coordination import placement
 from broker.coordination.placement import Placement, read_placement
 from broker.coordination.ports import INSTANCES_MAX, NodeInfo
-from broker.errors import BadRequest, BodyTooLarge, NotFound
+from broker.errors import BadRequest, NotFound
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
+from broker.operations.replies import Drained, Pin, Pinned, Pins
+from broker.operations.sent import PinSent
 from broker.topics.registry import TopicRegistry, not_found
 
 NODE_BYTES_MAX: Final = 4 * 1024
@@ -44,7 +45,7 @@ class Placing:
                 "Start or undrain another node first."
             )
         changed = await _change_and_hint(view, placement.drain(view.records, node.instance))
-        return json_reply(_node_json(node.instance, node.url, drained=True, changed=changed))
+        return json_reply(Drained(node=node.instance, url=node.url, drained=True, changed=changed))
 
     async def undrain(self, request: Request) -> Answer:
         """Undrain a node: it may lead again. The node need not live now."""
@@ -59,26 +60,24 @@ class Placing:
             node = live_node(view, text)
             instance, url = node.instance, node.url
         changed = await _change_and_hint(view, placement.undrain(view.records, instance))
-        return json_reply(_node_json(instance, url, drained=False, changed=changed))
+        return json_reply(Drained(node=instance, url=url, drained=False, changed=changed))
 
     async def pins(self, _: Request) -> Answer:
         """Answer all pins."""
         view = member(self._view)
         said = await read_placement(view.records)
         live = view.members().nodes
-        return json_reply(
-            {
-                "pins": [
-                    {"topic": _name(topic), "node": node, "lives": node in live}
-                    for topic, node in sorted(said.pins.items())
-                ]
-            }
-        )
+        pins = [
+            Pin(topic=_name(topic), node=node, lives=node in live)
+            for topic, node in sorted(said.pins.items())
+        ]
+        return json_reply(Pins(pins=pins))
 
     async def pin(self, request: Request) -> Answer:
         """Let one node lead a topic, for as long as it lives."""
         view = member(self._view)
-        node = live_node(view, _wanted_node(request.body))
+        sent: PinSent = fields.read(request.body, PinSent, bytes_max=NODE_BYTES_MAX)
+        node = live_node(view, str(sent["node"]))
         said = await read_placement(view.records)
         if all(info.instance != node.instance for info in _leading(view, said)):
             why = "is drained" if node.instance in said.drained else "is stopping"
@@ -88,7 +87,7 @@ class Placing:
         changed = await _change_and_hint(
             view, placement.pin(view.records, request.topic, node.instance)
         )
-        return json_reply(_pin_json(request.topic, node, changed=changed))
+        return json_reply(_pinned(request.topic, node, changed=changed))
 
     async def unpin(self, request: Request) -> Answer:
         """Remove a topic's pin: any node may lead it again. This also removes the pin of a deleted topic."""
@@ -96,7 +95,7 @@ class Placing:
         changed = await _change_and_hint(view, placement.unpin(view.records, request.topic))
         if not changed and not await self._exists(request.topic):
             raise not_found(request.topic)
-        return json_reply(_pin_json(request.topic, None, changed=changed))
+        return json_reply(_pinned(request.topic, None, changed=changed))
 
     async def _exists(self, topic: TopicId) -> bool:
         """Return whether the topic exists. Read its record, since this node's memory of it may be stale."""
@@ -140,33 +139,14 @@ async def _change_and_hint(view: ClusterView, change: Awaitable[bool]) -> bool:
         await view.hint(placement.HINT)
 
 
-def _wanted_node(body: bytes) -> str:
-    if len(body) > NODE_BYTES_MAX:
-        raise BodyTooLarge(f"A body that names a node may have at most {NODE_BYTES_MAX} bytes.")
-    try:
-        sent = orjson.loads(body)
-    except ValueError as error:
-        raise BadRequest(f"The body is not JSON: {error}") from error
-    node = sent.get("node") if isinstance(sent, dict) else None
-    if isinstance(node, bool) or not isinstance(node, int | str):
-        raise BadRequest(
-            'The body must name the node: {"node": 1} or {"node": "http://host:port"}.'
-        )
-    return str(node)
-
-
 def _name(topic: TopicId) -> str:
     return f"{topic.namespace}/{topic.topic}"
 
 
-def _node_json(node: int, url: str | None, *, drained: bool, changed: bool) -> dict[str, Any]:
-    return {"node": node, "url": url, "drained": drained, "changed": changed}
-
-
-def _pin_json(topic: TopicId, node: NodeInfo | None, *, changed: bool) -> dict[str, Any]:
-    return {
-        "topic": _name(topic),
-        "node": None if node is None else node.instance,
-        "url": None if node is None else node.url,
-        "changed": changed,
-    }
+def _pinned(topic: TopicId, node: NodeInfo | None, *, changed: bool) -> Pinned:
+    return Pinned(
+        topic=_name(topic),
+        node=None if node is None else node.instance,
+        url=None if node is None else node.url,
+        changed=changed,
+    )

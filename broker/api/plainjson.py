@@ -44,14 +44,17 @@ from broker.model import (
     message_id_from_hex,
 )
 from broker.moments import checked_ms, rfc3339, whole_s
-from broker.operations.operation import TTL_MAX_S
+from broker.operations.replies import PublishResult
+from broker.operations.scalars import TTL_MAX_S
+from broker.operations.sent import MessageSent, MessagesSent, PollRequest, RollbackRequest
+from broker.operations.shapes import fields_of
 from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
 from broker.wire.json_numbers import read_long
 from broker.wire.json_values import encode_json
 from broker.wire.jsonlist import read_list
-from broker.wire.jsontext import parse, parse_steps
+from broker.wire.jsontext import parse_steps
 from broker.wire.read_steps import Steps, Take, free
 from broker.wire.snapshotjson import snapshot_steps
 from broker.wire.varint import INT_MAX
@@ -59,14 +62,11 @@ from broker.wire.varint import INT_MAX
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
 """The longest body of a rollback."""
 
-_PUBLISH = ("messages", "write_pointer")
-_MESSAGE = ("value", "key", "headers", "ttl")
+_PUBLISH = tuple(fields_of(MessagesSent))
+_MESSAGE = tuple(fields_of(MessageSent))
 _ALONE = ("base64", "json")
 """The field of a message, or of a value, that has no other field beside it."""
 _PUBLISH_OR_MESSAGE = (*_PUBLISH, *_MESSAGE, *_ALONE)
-_POLL = ("start", "inclusive", "limit", "snapshot")
-_ROLLBACK = ("write_pointer", "first_id", "last_id")
-_ANSWER = (*_ROLLBACK, "count", "replayed")
 _A_VALUE = 'text, or {"base64": "…"}'
 
 # --- Publishing -----------------------------------------------------------------------------------
@@ -270,12 +270,12 @@ def _pointer(value: object) -> int | None:
 def encode_published(published: PublishedIds) -> bytes:
     """Return the answer of a publish. If it has a write pointer, it is also the body of the rollback."""
     known = published.is_known
-    told: dict[str, Any] = {
-        "first_id": message_id(published.first).hex() if known else None,
-        "last_id": message_id(published.last).hex() if known else None,
-        "count": published.messages,
-        "replayed": published.replayed,
-    }
+    told = PublishResult(
+        first_id=message_id(published.first).hex() if known else None,
+        last_id=message_id(published.last).hex() if known else None,
+        count=published.messages,
+        replayed=published.replayed,
+    )
     if published.pointer is not None:
         told["write_pointer"] = str(published.pointer)
     return orjson.dumps(told)
@@ -291,21 +291,16 @@ def message_id(row: RowId) -> MessageId:
 
 def decode_rollback(body: bytes) -> RollbackRange:
     """Read the answer of a transactional publish. Raises BadRequest."""
-    record = fields.record(parse(body, bytes_max=ROLLBACK_BYTES_MAX), _ANSWER, _ROLLBACK)
-    pointer = _pointer(record.get("write_pointer"))
-    if pointer is None:
-        raise BadRequest(
-            "write_pointer: is missing. Only a publish with a write pointer can be rolled back; send its answer."
-        )
-    return RollbackRange(pointer, *(_row(record, name) for name in ("first_id", "last_id")))
+    sent: RollbackRequest = fields.read(body, RollbackRequest, bytes_max=ROLLBACK_BYTES_MAX)
+    pointer = read_long("write_pointer", sent["write_pointer"])
+    return RollbackRange(
+        pointer, _row("first_id", sent["first_id"]), _row("last_id", sent["last_id"])
+    )
 
 
-def _row(record: Mapping[str, Any], name: str) -> RowId:
-    value = record.get(name)
-    if not isinstance(value, str):
-        raise BadRequest(f"{name}: must be a message id of 40 hex digits.")
+def _row(name: str, text: str) -> RowId:
     try:
-        return message_id_from_hex(value)[:ROW_ID_BYTES]
+        return message_id_from_hex(text)[:ROW_ID_BYTES]
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from error
 
@@ -317,18 +312,15 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
     """Read the body of a poll, in steps. ``take`` counts the snapshot's pointers. Raises BadRequest, BodyTooLarge."""
     value = yield from parse_steps(body)
     yield
-    record = fields.record(value, _POLL, _POLL)
-    inclusive = record.get("inclusive", True)
-    if not isinstance(inclusive, bool):
-        raise BadRequest("inclusive: must be true or false.")
-    limit = record.get("limit")
+    sent: PollRequest = fields.checked(value, PollRequest)
+    limit = sent.get("limit")
     if limit is not None and avrojson.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")
-    place, snapshot = _start(record.get("start")), None
-    if record.get("snapshot") is not None:
-        snapshot = yield from _snapshot(record["snapshot"], take)
+    place, snapshot = _start(sent.get("start")), None
+    if (given := sent.get("snapshot")) is not None:
+        snapshot = yield from _snapshot(given, take)
     start, generation = place if isinstance(place, Place) else (place, None)
-    return Poll(start, inclusive, limit, snapshot, generation)
+    return Poll(start, sent.get("inclusive", True), limit, snapshot, generation)
 
 
 def _snapshot(value: object, take: Take) -> Steps[Snapshot]:
@@ -338,16 +330,11 @@ def _snapshot(value: object, take: Take) -> Steps[Snapshot]:
         raise BadRequest(f"snapshot: {error.message.removeprefix('snapshot: ')}") from error
 
 
-def _start(value: object) -> Place | int | None:
+def _start(value: str | int | None) -> Place | int | None:
     if value is None:
         return None
     if isinstance(value, str):
         return parse_place("start", value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadRequest(
-            "start: must be a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, "
-            f"ms since 1970, or null, not {value!a:.80}."
-        )
     try:
         return checked_ms(value)
     except ValueError as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
 from broker.moments import rfc3339
 from broker.operations.parameters import THROUGH
+from broker.operations.replies import Pruned, PrunePlan, Unpassed
 from broker.transactions.prune import Pruning, PruningPlan
 from broker.wire.json_numbers import shown_long
 
@@ -29,38 +28,38 @@ class PruningApi:
     async def prune_transactions(self, request: Request) -> Answer:
         """Prune all transactions that may be pruned."""
         plan, removed = await self._pruning.prune(THROUGH.of(request.query), request.deadline)
-        return json_reply({**told(plan), "removed": removed})
+        return json_reply(Pruned(**told(plan), removed=removed))
 
 
-def told(plan: PruningPlan) -> dict[str, Any]:
+def told(plan: PruningPlan) -> PrunePlan:
     """Return a plan as JSON."""
     prunable = plan.prunable
-    return {
-        "invalid": plan.invalid,
-        "prunable": len(prunable),
-        "oldest_prunable": str(prunable[0]) if prunable else None,
-        "newest_prunable": str(prunable[-1]) if prunable else None,
-        "oldest_left": shown_long(plan.oldest_left),
-        "reason": reason(plan),
-        "settled_at": None if plan.settled_ms is None else rfc3339(plan.settled_ms),
-        "in_progress": shown_long(plan.in_progress),
-        "unpassed": _unpassed(plan),
-    }
+    return PrunePlan(
+        invalid=plan.invalid,
+        prunable=len(prunable),
+        oldest_prunable=str(prunable[0]) if prunable else None,
+        newest_prunable=str(prunable[-1]) if prunable else None,
+        oldest_left=shown_long(plan.oldest_left),
+        reason=reason(plan),
+        settled_at=None if plan.settled_ms is None else rfc3339(plan.settled_ms),
+        in_progress=shown_long(plan.in_progress),
+        unpassed=_unpassed(plan),
+    )
 
 
-def _unpassed(plan: PruningPlan) -> dict[str, Any] | None:
+def _unpassed(plan: PruningPlan) -> Unpassed | None:
     each = plan.unpassed
     if each is None:
         return None
     page = each.page.ljust(ROW_ID_BYTES, b"\0")
-    return {
-        "namespace": each.topic.namespace,
-        "topic": each.topic.topic,
-        "generation": each.generation,
-        "passed_below": str(each.below),
-        "page": (page + ROW_ID_MIN).hex(),
-        "page_time": rfc3339(timestamp_of(page)) if any(page) else None,
-    }
+    return Unpassed(
+        namespace=each.topic.namespace,
+        topic=each.topic.topic,
+        generation=each.generation,
+        passed_below=str(each.below),
+        page=(page + ROW_ID_MIN).hex(),
+        page_time=rfc3339(timestamp_of(page)) if any(page) else None,
+    )
 
 
 def reason(plan: PruningPlan) -> str | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
+from broker.api import fields
 from broker.api.bodies import BodyType
 from broker.api.publish import (
     CheckPointer,
@@ -16,18 +14,18 @@ from broker.api.publish import (
     publish_reply,
     stored_reply,
 )
-from broker.errors import BadRequest, BodyTooLarge
+from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
 from broker.moments import rfc3339
 from broker.operations.media_types import AVRO
+from broker.operations.replies import Stage
+from broker.operations.sent import StagesSent
 from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
 from broker.wire.json_numbers import read_long
 
-STAGES_MAX: Final = 5_000
-"""The largest number of stages in one publish."""
 LIST_BYTES_MAX: Final = 256 * 1024
 """The largest body with a list of stages."""
 
@@ -47,7 +45,7 @@ class Staging:
         """Answer a new stage."""
         stage = await self._topics.begin_stage(request.topic, options_of(request))
         ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
-        return json_reply({"stage": str(-stage), "ends_at": rfc3339(ends_ms)})
+        return json_reply(Stage(stage=str(-stage), ends_at=rfc3339(ends_ms)))
 
     async def store_staged(self, request: Request) -> Answer:
         """Store messages in a stage. They keep the order of their stores."""
@@ -82,23 +80,11 @@ def _stage(text: object) -> int:
 
 
 def _list_of_stages(body: bytes) -> PublishRequest:
-    if len(body) > LIST_BYTES_MAX:
-        raise BodyTooLarge(
-            f"A list of stages may have at most {LIST_BYTES_MAX} bytes, not {len(body)}."
-        )
-    try:
-        given: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is not JSON: {error}") from error
-    known = {"stages", "write_pointer"}
-    if not isinstance(given, Mapping) or not set(given) <= known:
-        raise BadRequest('The body must be an object {"stages": ["…"], "write_pointer": "17…"}.')
-    listed, pointer = given.get("stages"), given.get("write_pointer")
-    if not isinstance(listed, list) or not 0 < len(listed) <= STAGES_MAX:
-        raise BadRequest(f"stages: must be a list of 1 to {STAGES_MAX} stages.")
+    sent: StagesSent = fields.read(body, StagesSent, bytes_max=LIST_BYTES_MAX)
+    pointer = sent.get("write_pointer")
     if pointer is not None:
         pointer = read_long("write_pointer", pointer)
-    stages = [_stage(each) for each in listed]
+    stages = [_stage(each) for each in sent["stages"]]
     if len(set(stages)) < len(stages):
         raise BadRequest("stages: the list has a stage twice.")
     return PublishRequest(pointer, (), stages)

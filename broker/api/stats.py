@@ -14,7 +14,9 @@ from broker.model import (
     timestamp_of,
 )
 from broker.moments import rfc3339
+from broker.operations import replies
 from broker.operations.parameters import RANGE_BYTES, RANGE_MESSAGES, RANGE_PARTS
+from broker.operations.replies import Count, End, Lag, Range, Rates
 from broker.topics.ranges import RangeQuery
 from broker.topics.topics import Topics
 
@@ -30,22 +32,19 @@ class Stats:
         """Answer the figures of a topic's contents."""
         stats = await self._topics.stats(request.topic, request.generation, request.hold)
         return json_reply(
-            {
-                "namespace": stats.topic.namespace,
-                "topic": stats.topic.topic,
-                "generation": stats.generation,
-                "published": stats.published,
-                "messages": {"value": stats.messages, "estimate": not stats.messages_exact},
-                "bytes": {"value": stats.bytes, "estimate": not stats.bytes_exact},
-                "first": _end(stats.first),
-                "last": _end(stats.last),
-                "rates": {
-                    "publish_per_s": stats.publish_per_s,
-                    "poll_per_s": stats.poll_per_s,
-                },
-                "open_payload_logs": stats.open_payload_logs,
-                "ids_ahead_ms": stats.ids_ahead_ms,
-            }
+            replies.Stats(
+                namespace=stats.topic.namespace,
+                topic=stats.topic.topic,
+                generation=stats.generation,
+                published=stats.published,
+                messages=Count(value=stats.messages, estimate=not stats.messages_exact),
+                bytes=Count(value=stats.bytes, estimate=not stats.bytes_exact),
+                first=_end(stats.first),
+                last=_end(stats.last),
+                rates=Rates(publish_per_s=stats.publish_per_s, poll_per_s=stats.poll_per_s),
+                open_payload_logs=stats.open_payload_logs,
+                ids_ahead_ms=stats.ids_ahead_ms,
+            )
         )
 
     async def lag(self, request: Request) -> Answer:
@@ -54,7 +53,7 @@ class Stats:
         if after is None:
             raise BadRequest("after: give the id of a message; the messages behind it are counted.")
         count = await self._topics.lag(request.topic, after, request.generation)
-        return json_reply({"after": after.hex(), "messages": count})
+        return json_reply(Lag(after=after.hex(), messages=count))
 
     async def range(self, request: Request) -> Answer:
         """Answer where a topic begins and ends, and the bounds and parts of a range of it."""
@@ -69,17 +68,17 @@ class Stats:
         )
         found = await self._topics.range(request.topic, wanted)
         return json_reply(
-            {
-                "earliest": _id(found.earliest),
-                "latest": _id(found.latest),
-                "after": _id(found.after),
-                "through": _id(found.through),
-                "messages": found.messages,
-                "bytes": found.bytes,
-                "lost": found.lost,
-                "ends": [_id(end) for end in found.ends],
-                "generation": found.generation,
-            }
+            Range(
+                earliest=_id(found.earliest),
+                latest=_id(found.latest),
+                after=_id(found.after),
+                through=_id(found.through),
+                messages=found.messages,
+                bytes=found.bytes,
+                lost=found.lost,
+                ends=[_id(end) for end in found.ends],
+                generation=found.generation,
+            )
         )
 
 
@@ -92,7 +91,7 @@ def _id(row: RowId) -> str:
     return (row + ROW_ID_MIN).hex()
 
 
-def _end(identifier: MessageId | None) -> dict[str, str] | None:
+def _end(identifier: MessageId | None) -> End | None:
     if identifier is None:
         return None
-    return {"id": identifier.hex(), "time": rfc3339(timestamp_of(identifier))}
+    return End(id=identifier.hex(), time=rfc3339(timestamp_of(identifier)))

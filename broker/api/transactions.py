@@ -7,13 +7,16 @@ import binascii
 from typing import Any, Final
 
 from broker.api import body_reader
-from broker.api.fields import record
+from broker.api.fields import checked
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.model import POINTER_MAX, Snapshot
 from broker.operations.media_types import TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.parameters import TRANSACTION_LIMIT
+from broker.operations.replies import Invalidated, Nothing, Reset, Truncated
+from broker.operations.sent import ChangesSent, CommitSent, TransactionSent, TruncateSent
+from broker.operations.shapes import Shape
 from broker.slices import Slice, in_slices
 from broker.transactions.service import Transactions
 from broker.wire.json_numbers import read_long
@@ -36,24 +39,16 @@ class TransactionsApi:
 
     async def start_transaction(self, request: Request) -> Answer:
         """Begin a transaction."""
-        sent = await _sent(request, ("type", "timeout_s", "client", "name", "epoch"))
-        kind = sent.get("type", "short")
-        if kind not in ("short", "long"):
-            raise BadRequest(f"type: must be short or long, not {kind!r:.80}.")
-        timeout_s, epoch = sent.get("timeout_s"), sent.get("epoch")
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | None):
-            raise BadRequest(f"timeout_s: must be a number of seconds, not {timeout_s!r:.80}.")
-        client, name = _text("client", sent.get("client", "")), _text("name", sent.get("name", ""))
-        if "name" in sent and not name:
-            raise BadRequest("name: must not be empty.")
+        sent: TransactionSent = await _sent(request, TransactionSent)
+        name, epoch = sent.get("name", ""), sent.get("epoch")
         if epoch is not None:
             epoch = _pointer("epoch", epoch)
             if not name:
                 raise BadRequest("epoch: give it only with a name.")
         begun = await self._service.start(
-            long=kind == "long",
-            timeout_s=timeout_s,
-            client=client,
+            long=sent.get("type") == "long",
+            timeout_s=sent.get("timeout_s"),
+            client=sent.get("client", ""),
             name=name,
             epoch=epoch,
             deadline=request.deadline,
@@ -71,31 +66,32 @@ class TransactionsApi:
         steps = _changes_steps(request.body, body_reader.counting(request))
         changes = await body_reader.read(request, steps)
         await self._service.can_commit(transaction, changes, request.deadline)
-        return json_reply({})
+        return json_reply(Nothing())
 
     async def commit_transaction(self, request: Request) -> Answer:
         """Commit a transaction: its writes become visible."""
-        pointer = (await _sent(request, ("write_pointer",))).get("write_pointer")
+        sent: CommitSent = await _sent(request, CommitSent)
+        pointer = sent.get("write_pointer")
         if pointer is not None:
             pointer = _pointer("write_pointer", pointer)
         await self._service.commit(transaction_of(request), pointer, request.deadline)
-        return json_reply({})
+        return json_reply(Nothing())
 
     async def abort_transaction(self, request: Request) -> Answer:
         """Abort a transaction whose client has undone its writes."""
-        await _sent(request, ())
+        await _sent(request, Nothing)
         await self._service.abort(transaction_of(request), request.deadline)
-        return json_reply({})
+        return json_reply(Nothing())
 
     async def invalidate_transaction(self, request: Request) -> Answer:
         """Make a transaction invalid."""
-        await _sent(request, ())
+        await _sent(request, Nothing)
         done = await self._service.invalidate(transaction_of(request), request.deadline)
-        return json_reply({"invalidated": done})
+        return json_reply(Invalidated(invalidated=done))
 
     async def checkpoint_transaction(self, request: Request) -> Answer:
         """Give a transaction a further write pointer."""
-        await _sent(request, ())
+        await _sent(request, Nothing)
         found = await self._service.checkpoint(transaction_of(request), request.deadline)
         return await snapshot_reply(request, found)
 
@@ -122,24 +118,20 @@ class TransactionsApi:
             removed = await self._service.truncate_invalid(ids, request.deadline)
         else:
             removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
-        return json_reply({"removed": removed})
+        return json_reply(Truncated(removed=removed))
 
     async def reset_transactions(self, request: Request) -> Answer:
         """Forget all transactions. Answer how many transactions in progress and invalid pointers no longer hide messages."""
-        await _sent(request, ())
+        await _sent(request, Nothing)
         in_progress, invalid = await self._service.reset(request.deadline)
-        return json_reply({"in_progress": in_progress, "invalid": invalid})
+        return json_reply(Reset(in_progress=in_progress, invalid=invalid))
 
 
 async def truncated(request: Request) -> tuple[list[int], int | None]:
     """Return the ids, or the moment in ms, of a request that truncates. Raises BadRequest, BodyTooLarge."""
-    sent = await _sent(request, ("ids", "before_ms"))
-    if len(sent) != 1:
-        raise BadRequest('The body must be {"ids": [...]} or {"before_ms": ...}.')
+    sent: dict[str, Any] = await _sent(request, TruncateSent)
     if "before_ms" in sent:
         return [], _pointer("before_ms", sent["before_ms"])
-    if not isinstance(sent["ids"], list):
-        raise BadRequest("ids: must be a list of transaction ids.")
     ids, piece = [], Slice()
     for each in sent["ids"]:
         ids.append(_pointer("ids", each))
@@ -152,15 +144,6 @@ async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     if _accepts(request, THRIFT):
         return Reply(200, encode_transaction(snapshot), THRIFT)
     return json_reply(await in_slices(encode_steps(snapshot)))
-
-
-def _text(field: str, value: object) -> str:
-    try:
-        if isinstance(value, str) and value.encode() is not None:
-            return value
-    except UnicodeEncodeError:
-        pass
-    raise BadRequest(f"{field}: must be a string of valid Unicode text.")
 
 
 def _accepts(request: Request, content_type: str) -> bool:
@@ -181,14 +164,13 @@ def _pointer(name: str, value: object) -> int:
     return read_long(name, value, least=0, most=POINTER_MAX)
 
 
-async def _sent(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a body; none if the body is empty. Raises BadRequest, BodyTooLarge."""
-    if not request.body.strip():
-        return {}
-    value = await body_reader.read(
-        request, _counted_steps(request.body, body_reader.counting(request))
-    )
-    return record(value, names, names or ("no fields",))
+async def _sent(request: Request, shape: Shape) -> Any:
+    """Return the fields of a body of this shape; an empty body has none. Raises BadRequest, BodyTooLarge."""
+    value: object = {}
+    if request.body.strip():
+        steps = _counted_steps(request.body, body_reader.counting(request))
+        value = await body_reader.read(request, steps)
+    return checked(value, shape)
 
 
 def _counted_steps(body: bytes, take: Take) -> Steps[object]:
@@ -199,11 +181,9 @@ def _counted_steps(body: bytes, take: Take) -> Steps[object]:
 def _changes_steps(body: bytes, take: Take) -> Steps[list[bytes]]:
     value = yield from _counted_steps(body, take)
     yield
-    found = record(value, ("changes",), ("changes",)).get("changes")
-    if not isinstance(found, list):
-        raise BadRequest("changes: must be a list of keys, each in base64.")
+    sent: ChangesSent = checked(value, ChangesSent)
     keys = []
-    for at, text in enumerate(found):
+    for at, text in enumerate(sent["changes"]):
         if at % _STEP_KEYS == 0:
             yield
         keys.append(_key(text))

@@ -35,14 +35,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack
 
-from broker.client import admin, answer_shapes, protocol
+from broker.client import admin, protocol
 from broker.client.calls import Calls
+from broker.client.client_request import ClientRequest, read_as, request_for
 from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.letter_calls import DeadLetterCalls
 from broker.client.node_directory import Leader
 from broker.client.properties import settable
-from broker.client.protocol import ClientRequest
 from broker.client.publish_request import SINGLE, parts_of, payload_bytes, request_of
 from broker.client.reader import Reader
 from broker.client.retrier import OnTrouble, Retrier
@@ -220,7 +220,7 @@ class Client(Reader):
         Raises:
             NotFound: the server is another kind of broker, which has no such list.
         """
-        return await self._calls.ask(protocol.list_namespaces(), protocol.names)
+        return await self._calls.ask(request_for("namespaces"), protocol.names)
 
     async def leader(self, topic: TopicName) -> Leader:
         """Return the leader of a topic; a standalone broker leads all topics.
@@ -554,7 +554,7 @@ class Client(Reader):
 
     async def ask(self, request: ClientRequest) -> dict[str, Any]:
         """Send a request of ``broker.client.admin`` and return the JSON object of its answer."""
-        return await self._calls.ask(request, answer_shapes.read_as(request.answer))
+        return await self._calls.ask(request, read_as(request.answer))
 
     # --- Inside -----------------------------------------------------------------------------------
 

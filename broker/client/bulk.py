@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.client import outcomes, protocol
 from broker.client.calls import decoded, each_within
+from broker.client.client_request import ClientRequest
 from broker.client.dataframes import check_pyarrow, with_attributes
-from broker.client.protocol import ClientRequest
 from broker.client.tail import ANSWER_S, Backoff, TailSource
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError

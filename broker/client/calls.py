@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from broker.client import outcomes
 from broker.client.blocked_polls import BLOCKED_BY, BlockedPolls
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.retrier import Retrier
 from broker.client.room import Room
 from broker.client.transport import OpenedStream, StreamedReply, Transport

@@ -39,8 +39,8 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import outcomes
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.node_directory import HEADER, NodeDirectory
-from broker.client.protocol import ClientRequest, Reply
 from broker.errors import BrokerError, OutcomeUnknown, Unavailable
 from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent, Streamed

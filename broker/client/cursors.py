@@ -6,18 +6,15 @@ nothing, and has the same answer. So the client retries it like any repeatable r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import Reply, json_object, request_for
 from broker.client.values import IdPlace, TopicName
 from broker.model import MessageId, TopicId, check_cursor
-from broker.operations.media_types import JSON
 
 
 class CursorLag(NamedTuple):
@@ -64,14 +61,16 @@ class CursorCalls:
         found: list[Cursor] = []
         behind: str | None = ""
         while behind is not None:
-            request = _list(self._topic_of(topic), behind)
+            query = {"after": behind or None}
+            request = request_for("cursors", self._topic_of(topic), query=query)
             page, behind = await self._calls.ask(request, partial(_page, behind))
             found += page
         return found
 
     async def get(self, topic: TopicName, name: str) -> Cursor:
         """Return a cursor with its lag. Raises NotFound."""
-        request = _request("GET", self._topic_of(topic), name)
+        topic_id = self._topic_of(topic)
+        request = request_for("show_cursor", topic_id, cursor=check_cursor(name))
         return await self._calls.ask(request, _told)
 
     async def put(
@@ -101,44 +100,36 @@ class CursorCalls:
             OutcomeUnknown: the put may have been done. Repeat the same put to find out.
         """
         place = None if after is None else protocol.id_text(after, "after")
-        body = json.dumps({"after": place, "expected": expected, "data": data}).encode()
-        request = _request("PUT", self._topic_of(topic), name, body)
+        request = request_for(
+            "put_cursor",
+            self._topic_of(topic),
+            sent={"after": place, "expected": expected, "data": data},
+            repeatable=True,  # A repetition finds its own version.
+            cursor=check_cursor(name),
+        )
         return await self._calls.ask(request, _told)
 
     async def delete(self, topic: TopicName, name: str) -> bool:
         """Delete a cursor at any version. Return whether it existed at the last attempt."""
-        request = _request("DELETE", self._topic_of(topic), name)
+        topic_id = self._topic_of(topic)
+        request = request_for("delete_cursor", topic_id, cursor=check_cursor(name))
         return await self._calls.ask(request, _deleted)
-
-
-def _request(method: str, topic: TopicId, name: str, body: bytes = b"") -> ClientRequest:
-    path = f"{protocol.topic_path(topic)}/cursors/{check_cursor(name)}"
-    headers = {"Accept": JSON, **({"Content-Type": JSON} if body else {})}
-    return ClientRequest(
-        method, path, headers, body, topic, reading=method == "GET", repeatable=True
-    )
-
-
-def _list(topic: TopicId, behind: str) -> ClientRequest:
-    query = f"?{urlencode({'after': behind})}" if behind else ""
-    path = f"{protocol.topic_path(topic)}/cursors{query}"
-    return protocol.read("GET", path, {"Accept": JSON}, topic=topic)
 
 
 def _page(behind: str, reply: Reply) -> tuple[list[Cursor], str | None]:
     """Read a page. Raises ValueError if the next one is not further: a list of another server would have no end."""
-    answer = protocol.json_object(reply)
+    answer = json_object(reply)
     if answer["next"] is not None and answer["next"] <= behind:
         raise ValueError("the next page is not behind this one")
     return [_cursor(one) for one in answer["cursors"]], answer["next"]
 
 
 def _told(reply: Reply) -> Cursor:
-    return _cursor(protocol.json_object(reply))
+    return _cursor(json_object(reply))
 
 
 def _deleted(reply: Reply) -> bool:
-    return bool(protocol.json_object(reply)["deleted"])
+    return bool(json_object(reply)["deleted"])
 
 
 def _cursor(answer: Mapping[str, Any]) -> Cursor:

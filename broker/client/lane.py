@@ -34,8 +34,8 @@ from operator import add
 
 from broker.client import outcomes, protocol
 from broker.client.acknowledgements import each_of
+from broker.client.client_request import ClientRequest
 from broker.client.message_batch import STEP_MAX, MessageBatch
-from broker.client.protocol import ClientRequest
 from broker.client.retrier import Retrier
 from broker.client.room import CLOSED, Room
 from broker.client.track import Track, TrackTicket

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.errors import (
     AlreadyPublished,
     BadName,

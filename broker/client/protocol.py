@@ -1,27 +1,18 @@
 """Build requests to the broker and read its answers, as values: no I/O, no clock, no state.
 
-This module and ``outcomes`` have all knowledge of the HTTP interface; the transports send any request without
-looking into it. Paths are relative to the broker's address::
-
-    /v1/namespaces/{namespace}/topics/{topic}/{publish|store|rollback|poll|…}
-
-The kind of a request decides what the client may do after a lost answer. A *reading* request has no effect.
-A *repeatable* write has the same effect when it is done twice (a publish under an idempotency key, a
-rollback): the client may send it again, but until an answer comes its outcome is unknown. The client sends
-any other write again only if the broker said that it refused it.
+This module and ``outcomes`` have all that the client knows of the HTTP interface beside the table of operations; the transports
+send any request without looking into it.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
-from urllib.parse import quote, urlencode
+from typing import Any, Literal
 
+from broker.client.client_request import ClientRequest, Reply, json_object, request_for
 from broker.client.node_directory import HEADER, Leader, leader_of, number_of
 from broker.client.positions import generation_in, id_of, start_of
 from broker.client.values import (
@@ -51,7 +42,8 @@ from broker.model import (
     check_topic,
     message_id_from_hex,
 )
-from broker.operations.media_types import ARROW, AVRO, JSON, MESSAGES, THRIFT
+from broker.operations.media_types import AVRO, MESSAGES, THRIFT
+from broker.operations.parameters import COMMITTED, KEY, PRODUCER, TTL, WAIT
 from broker.places import GENERATION_HEADER, Place
 from broker.wire import avro, messages
 from broker.wire.transaction import encode_transaction
@@ -60,34 +52,6 @@ FIRST_ID = "broker-first-id"
 LAST_ID = "broker-last-id"
 COUNT = "broker-count"
 _GENERATION = GENERATION_HEADER.lower()
-
-
-class ClientRequest(NamedTuple):
-    """One HTTP request; ``answer``: the shape of its JSON (``answer_shapes``). The module explains ``reading``, ``repeatable``."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = MappingProxyType({})
-    body: bytes = b""
-    topic: TopicId | None = None
-    reading: bool = False
-    repeatable: bool = False
-    answer: object = dict
-
-
-Reply = answer.HttpAnswer
-"""One complete HTTP answer. The names in ``headers`` are in lower case."""
-
-
-def read(
-    method: str,
-    path: str,
-    headers: Mapping[str, str] = MappingProxyType({}),
-    body: bytes = b"",
-    topic: TopicId | None = None,
-) -> ClientRequest:
-    """Return a reading request."""
-    return ClientRequest(method, path, headers, body, topic, reading=True, repeatable=True)
 
 
 # --- Names and values of callers -----------------------------------------------------------------
@@ -114,50 +78,29 @@ def generation(headers: Mapping[str, str]) -> int | None:
 # --- Topics --------------------------------------------------------------------------------------
 
 
-def _topics_path(namespace: str) -> str:
-    return f"/v1/namespaces/{check_namespace(namespace)}/topics"
-
-
-def topic_path(topic: TopicId) -> str:
-    """Return the path of a topic."""
-    return f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}"
-
-
-def _properties_body(properties: Mapping[str, str]) -> bytes:
-    return json.dumps(dict(properties)).encode()
-
-
 def create_topic(topic: TopicId, properties: Mapping[str, str]) -> ClientRequest:
     """Ask for a new topic."""
-    headers = {"Content-Type": JSON}
-    return ClientRequest("PUT", topic_path(topic), headers, _properties_body(properties), topic)
+    return request_for("create_topic", topic, sent=dict(properties))
 
 
 def set_properties(topic: TopicId, properties: Mapping[str, str]) -> ClientRequest:
-    """Replace all properties of a topic. The request is repeatable."""
-    path = f"{topic_path(topic)}/properties"
-    headers = {"Content-Type": JSON}
-    return ClientRequest("PUT", path, headers, _properties_body(properties), topic, repeatable=True)
+    """Replace all properties of a topic. The client repeats it: the last caller's properties stay."""
+    return request_for("update_topic", topic, sent=dict(properties), repeatable=True)
 
 
 def delete_topic(topic: TopicId) -> ClientRequest:
     """Ask for a topic's deletion."""
-    return ClientRequest("DELETE", topic_path(topic), topic=topic)
+    return request_for("delete_topic", topic)
 
 
 def show_topic(topic: TopicId) -> ClientRequest:
     """Ask for a topic's properties."""
-    return read("GET", topic_path(topic), topic=topic)
+    return request_for("show_topic", topic)
 
 
 def list_topics(namespace: str) -> ClientRequest:
     """Ask for the names of a namespace's topics. Raises BadName."""
-    return read("GET", _topics_path(namespace))
-
-
-def list_namespaces() -> ClientRequest:
-    """Ask for the names of the namespaces that have topics."""
-    return read("GET", "/v1/namespaces")
+    return request_for("list_topics", namespace=check_namespace(namespace))
 
 
 def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> ClientRequest:
@@ -168,8 +111,8 @@ def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> ClientRequ
     Raises:
         BadRequest, TypeError: ``before`` is not a moment.
     """
-    path = f"{topic_path(topic)}/purge?before={_purge_moment(before)}"
-    return ClientRequest("POST", path, {"Accept": JSON}, topic=topic, repeatable=before != "now")
+    query = {"before": _purge_moment(before)}
+    return request_for("purge", topic, query=query, repeatable=before != "now")
 
 
 def _purge_moment(before: Start) -> str:
@@ -208,40 +151,44 @@ def names(reply: Reply) -> list[str]:
 
 
 def _write(
-    action: str,
+    name: str,
     topic: TopicId,
-    request: PublishRequest,
+    wanted: PublishRequest,
     ttl_s: int | None,
-    headers: Mapping[str, str],
+    once: Mapping[str, str],
     generation: int | None = None,
+    **names: str,
 ) -> ClientRequest:
-    path = f"{topic_path(topic)}/{action}"
-    if ttl_s is not None:
-        path = f"{path}?ttl={ttl_s}"
     # Use the format of the original, unless the request has parts that the original does not know.
-    form = messages if request.attributes or request.ttls_s else avro
-    body = form.encode_publish_request(request)
-    sent = {"Content-Type": form.CONTENT_TYPE, **headers, **_in(generation)}
-    return ClientRequest("POST", path, sent, body, topic, repeatable=bool(headers))
+    form = messages if wanted.attributes or wanted.ttls_s else avro
+    return request_for(
+        name,
+        topic,
+        query=None if ttl_s is None else {TTL.name: ttl_s},
+        headers={"Content-Type": form.CONTENT_TYPE, **once, **_in(generation)},
+        body=form.encode_publish_request(wanted),
+        repeatable=bool(once),
+        **names,
+    )
 
 
 def _once(key: str | None, producer: Producer | None = None) -> dict[str, str]:
     """Return the headers that make a write repeatable. Raises BadRequest."""
     headers = {}
     if key is not None:
-        headers["Idempotency-Key"] = check_key(key)
+        headers[KEY.name] = check_key(key)
     if producer is not None:
         identifier, number = producer
         if not 0 <= number < 1 << 63:
             raise BadRequest(f"A producer's number is from 0 to 2^63-1, not {number}.")
-        headers["Producer-Id"] = check_producer(identifier)
-        headers["Producer-Number"] = str(number)
+        headers[PRODUCER[0].name] = check_producer(identifier)
+        headers[PRODUCER[1].name] = str(number)
     return headers
 
 
 def publish(
     topic: TopicId,
-    request: PublishRequest,
+    wanted: PublishRequest,
     *,
     ttl_s: int | None = None,
     key: str | None = None,
@@ -252,25 +199,24 @@ def publish(
 
     The broker refuses it if the topic has another generation than the given one.
     """
-    return _write("publish", topic, request, ttl_s, _once(key, producer), generation)
+    return _write("publish", topic, wanted, ttl_s, _once(key, producer), generation)
 
 
 def store(
     topic: TopicId,
-    request: PublishRequest,
+    wanted: PublishRequest,
     *,
     ttl_s: int | None = None,
     key: str | None = None,
     generation: int | None = None,
 ) -> ClientRequest:
-    """Store messages under the write pointer of ``request``, to be published later by a reference."""
-    return _write("store", topic, request, ttl_s, _once(key), generation)
+    """Store messages under the write pointer of ``wanted``, to be published later by a reference."""
+    return _write("store", topic, wanted, ttl_s, _once(key), generation)
 
 
 def begin_stage(topic: TopicId) -> ClientRequest:
     """Ask for a stage. The request is repeatable: it then makes two stages, and one stays unused."""
-    path = f"{topic_path(topic)}/stages"
-    return ClientRequest("POST", path, {"Accept": JSON}, topic=topic, repeatable=True)
+    return request_for("begin_stage", topic)
 
 
 def stage_begun(reply: Reply) -> str:
@@ -281,14 +227,13 @@ def stage_begun(reply: Reply) -> str:
 def store_staged(
     topic: TopicId,
     stage: str,
-    request: PublishRequest,
+    wanted: PublishRequest,
     *,
     ttl_s: int | None = None,
     key: str | None = None,
 ) -> ClientRequest:
     """Store messages into a stage."""
-    action = f"stages/{_stage(stage)}/store"
-    return _write(action, topic, request, ttl_s, _once(key))
+    return _write("store_staged", topic, wanted, ttl_s, _once(key), stage=_stage(stage))
 
 
 def publish_stages(
@@ -303,11 +248,10 @@ def publish_stages(
     asked: dict[str, Any] = {"stages": [_stage(stage) for stage in stages]}
     if pointer is not None:
         asked["write_pointer"] = str(pointer)
-    path = f"{topic_path(topic)}/stages/publish"
-    if ttl_s is not None:
-        path = f"{path}?ttl={ttl_s}"
-    headers = {"Content-Type": JSON, "Accept": AVRO, **_once(None, producer)}
-    return ClientRequest("POST", path, headers, json.dumps(asked).encode(), topic, repeatable=True)
+    headers = {"Accept": AVRO, **_once(None, producer)}
+    return request_for(
+        "publish_stages", topic, query={TTL.name: ttl_s}, headers=headers, sent=asked
+    )
 
 
 def _stage(stage: str) -> str:
@@ -347,33 +291,30 @@ _leader = lru_cache(maxsize=1024)(leader_of)
 
 def rollback(topic: TopicId, rollback_body: bytes) -> ClientRequest:
     """Undo a transactional publish; the body is the broker's answer to it. The request is repeatable."""
-    path = f"{topic_path(topic)}/rollback"
-    return ClientRequest(
-        "POST", path, {"Content-Type": AVRO}, rollback_body, topic, repeatable=True
-    )
+    return request_for("rollback", topic, headers={"Content-Type": AVRO}, body=rollback_body)
 
 
 # --- Reading -------------------------------------------------------------------------------------
 
 
 def poll(
-    topic: TopicId, request: Poll, *, wait_s: float | None = None, committed: bool = False
+    topic: TopicId, wanted: Poll, *, wait_s: float | None = None, committed: bool = False
 ) -> ClientRequest:
     """Ask for messages as a consumer. Raises BadRequest for an endless wait; ValueError for ``committed`` with a snapshot."""
     if wait_s is not None and not 0 <= wait_s < float("inf"):
         raise BadRequest(f"wait_s: give seconds, at least 0, not {wait_s!r}.")
-    if committed and request.snapshot is not None:
+    if committed and wanted.snapshot is not None:
         raise ValueError("Give committed or a snapshot, but not both.")
-    asked = {"wait": f"{wait_s:g}" if wait_s else None, "committed": "true" if committed else None}
-    path = _with_query(f"{topic_path(topic)}/poll", asked)
-    headers = {"Content-Type": AVRO, "Accept": MESSAGES, **_in(request.generation)}
-    return read("POST", path, headers, avro.encode_poll(request), topic)
-
-
-def _with_query(path: str, asked: Mapping[str, object]) -> str:
-    """Return a path with the given parameters; those with None are left out."""
-    given = {name: value for name, value in asked.items() if value is not None}
-    return f"{path}?{urlencode(given, quote_via=quote, safe='@')}" if given else path
+    return request_for(
+        "poll",
+        topic,
+        query={
+            WAIT.name: f"{wait_s:g}" if wait_s else None,
+            COMMITTED.name: "true" if committed else None,
+        },
+        headers={"Content-Type": AVRO, "Accept": MESSAGES, **_in(wanted.generation)},
+        body=avro.encode_poll(wanted),
+    )
 
 
 def browse(
@@ -383,15 +324,13 @@ def browse(
     snapshot: Snapshot | None = None,
 ) -> ClientRequest:
     """Ask for messages without consuming them; ``bounds`` are the parameters of the query: from, to and so on."""
-    path = _with_query(f"{topic_path(topic)}/messages", bounds)
     if snapshot is None:
-        return read("GET", path, {"Accept": JSON}, topic=topic)
-    headers = {"Accept": JSON, "Content-Type": JSON}
-    return read("POST", path, headers, _snapshot(snapshot), topic)
+        return request_for("browse", topic, query=bounds)
+    return request_for("browse_as", topic, query=bounds, sent=_snapshot(snapshot))
 
 
-def _snapshot(snapshot: Snapshot) -> bytes:
-    return json.dumps({"snapshot": encode_transaction(snapshot).hex()}).encode()
+def _snapshot(snapshot: Snapshot) -> dict[str, str]:
+    return {"snapshot": encode_transaction(snapshot).hex()}
 
 
 def browse_bounds(
@@ -476,26 +415,24 @@ def _bytes_of(value: str | Mapping[str, str]) -> bytes:
 def blockers(
     topic: TopicId,
     *,
-    bounds: Mapping[str, str],
+    bounds: Mapping[str, object],
     snapshot: Snapshot | None = None,
 ) -> ClientRequest:
     """Ask which transactions block a consumer; ``bounds`` are the query parameters transaction, from and limit."""
-    path = _with_query(f"{topic_path(topic)}/blockers", bounds)
     if snapshot is None:
-        return read("POST", path, {"Accept": JSON}, topic=topic)
-    headers = {"Accept": JSON, "Content-Type": THRIFT}
-    return read("POST", path, headers, encode_transaction(snapshot), topic)
+        return request_for("blockers", topic, query=bounds)
+    headers, body = {"Content-Type": THRIFT}, encode_transaction(snapshot)
+    return request_for("blockers", topic, query=bounds, headers=headers, body=body)
 
 
 def stats(topic: TopicId) -> ClientRequest:
     """Ask for a topic's statistics."""
-    return read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
+    return request_for("stats", topic)
 
 
 def lag(topic: TopicId, after: IdPlace) -> ClientRequest:
     """Ask how many messages were published behind an id. Raises BadRequest, TypeError."""
-    path = f"{topic_path(topic)}/lag?after={id_text(after, 'after')}"
-    return read("GET", path, {"Accept": JSON}, topic=topic)
+    return request_for("lag", topic, query={"after": id_text(after, "after")})
 
 
 def lag_count(reply: Reply) -> int:
@@ -520,8 +457,7 @@ def topic_range(
         "bytes": size,
         "parts": parts if parts != 1 else None,
     }
-    path = _with_query(f"{topic_path(topic)}/range", asked)
-    return read("GET", path, {"Accept": JSON}, topic=topic)
+    return request_for("range", topic, query=asked)
 
 
 def range_found(reply: Reply) -> TopicRange:
@@ -548,24 +484,11 @@ def arrow(
     generation: int | None = None,
 ) -> ClientRequest:
     """Ask for all messages of a range as record batches."""
-    query = (
-        f"through={through.hex()}"
-        if after is None
-        else f"after={after.hex()}&through={through.hex()}"
-    )
-    path = f"{topic_path(topic)}/arrow?{query}"
-    headers = {"Accept": ARROW, **_in(generation)}
+    query = {"after": after and after.hex(), "through": through.hex()}
+    headers = _in(generation)
     if snapshot is None:
-        return read("GET", path, headers, topic=topic)
-    return read("POST", path, {**headers, "Content-Type": JSON}, _snapshot(snapshot), topic)
-
-
-def json_object(reply: Reply) -> dict[str, Any]:
-    """Read an answer that is a JSON object. Raises TypeError, ValueError if it is none."""
-    value = answer.json_of(reply.body)
-    if not isinstance(value, dict):
-        raise TypeError("no JSON object")
-    return value
+        return request_for("arrow", topic, query=query, headers=headers)
+    return request_for("arrow_as", topic, query=query, headers=headers, sent=_snapshot(snapshot))
 
 
 def named_leader(reply: Reply) -> Leader:
@@ -583,12 +506,11 @@ def events(
     committed: bool = False,
 ) -> ClientRequest:
     """Ask for the topic as server-sent events."""
-    asked = {"from": start, "committed": "true" if committed else None}
-    path = _with_query(f"{topic_path(topic)}/events", asked)
-    headers = {"Accept": "text/event-stream", **_in(generation)}
+    headers = _in(generation)
     if last_event_id is not None:
         headers["Last-Event-ID"] = last_event_id
-    return read("GET", path, headers, topic=topic)
+    asked = {"from": start, COMMITTED.name: "true" if committed else None}
+    return request_for("events", topic, query=asked, headers=headers)
 
 
 def event_message(data: str) -> Message:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from broker.client.values import NewMessage, Payload, Publishable, shown
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, PublishRequest
-from broker.operations.operation import TTL_MAX_S
+from broker.operations.scalars import TTL_MAX_S
 from broker.wire import attributes
 
 SINGLE: Final = (bytes, str, NewMessage)

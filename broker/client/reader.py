@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from broker.client import answer_shapes, bulk, protocol
+from broker.client import bulk, protocol
 from broker.client import tail as tails
 from broker.client.calls import Calls
+from broker.client.client_request import read_as
 from broker.client.cursors import CursorCalls
 from broker.client.handler import Handler
 from broker.client.place_store import PlaceStore
@@ -209,12 +210,12 @@ class Reader(SubscriberFactory[Subscriber]):
         }
         given = {name: value for name, value in bounds.items() if value is not None}
         request = protocol.blockers(self._topic(topic), bounds=given, snapshot=snapshot)
-        return await self._calls.ask(request, answer_shapes.read_as(answer_shapes.BLOCKERS))
+        return await self._calls.ask(request, read_as(request.answer))
 
     async def stats(self, topic: TopicName) -> Stats:
         """Return a topic's figures: messages, bytes, first and last, rates."""
         request = protocol.stats(self._topic(topic))
-        return await self._calls.ask(request, answer_shapes.read_as(answer_shapes.STATS))
+        return await self._calls.ask(request, read_as(request.answer))
 
     async def lag(self, topic: TopicName, after: IdPlace) -> int:
         """Return how many messages were published behind an id. This is the lag of a consumer at this id.

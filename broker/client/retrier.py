@@ -10,7 +10,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from broker import retries, user_code
 from broker.client import outcomes
-from broker.client.protocol import ClientRequest
+from broker.client.client_request import ClientRequest
 from broker.client.values import Settings
 from broker.errors import BrokerError
 from broker.escapes import escaping_logger

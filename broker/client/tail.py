@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 from broker import typed_options
 from broker.client import outcomes, protocol
 from broker.client.calls import decoded, each_within, pages
-from broker.client.protocol import ClientRequest
+from broker.client.client_request import ClientRequest
 from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import BrokerError, UnavailableError

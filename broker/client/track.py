@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import Callable
 
 from broker.client import outcomes
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.connection import ClientConnection
-from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import NO_CONNECTION, Transport
 from broker.client.values import Settings
 from broker.model import TopicId

@@ -14,25 +14,19 @@ Every error is one of ``broker.errors``. Its ``outcome`` says whether the call c
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, TypeVar
-from urllib.parse import urlencode
+from collections.abc import Collection
+from typing import Any, Final
 
-from broker.client import answer_shapes, protocol
 from broker.client.calls import Calls
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply, json_object, read_as, request_for
 from broker.errors import BadRequest
 from broker.model import Snapshot
-from broker.operations.media_types import JSON, THRIFT
+from broker.operations.media_types import THRIFT
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
 
-T = TypeVar("T")
-
-_PATH: Final = "/v1/transactions"
 NAME_EPOCH: Final = "broker-name-epoch"
-_CHANGING: Final = {"Content-Type": JSON, "Accept": JSON}
+_THRIFT: Final = {"Accept": THRIFT}
 
 
 class TransactionService:
@@ -80,15 +74,17 @@ class TransactionService:
             asked["name"] = name
             if name in self._epochs:
                 asked["epoch"] = self._epochs[name]
-        headers = {"Accept": THRIFT, **({"Content-Type": JSON} if asked else {})}
-        body = json.dumps(asked).encode() if asked else b""
 
         def read(reply: Reply) -> Snapshot:
             if name and NAME_EPOCH in reply.headers:
                 self._epochs[name] = reply.headers[NAME_EPOCH]
             return _snapshot(reply)
 
-        return await self._write(_PATH, body, headers, read)
+        # A repetition makes a second transaction, which stays unused.
+        request = request_for(
+            "start_transaction", headers=_THRIFT, sent=asked or None, repeatable=True
+        )
+        return await self._calls.ask(request, read)
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes] = ()) -> None:
         """Give the service the keys that the transaction changed, and check that it may be committed.
@@ -99,7 +95,8 @@ class TransactionService:
             ChangesTooLarge: there are too many keys, or they are too large.
         """
         keys = [base64.b64encode(key).decode() for key in changes]
-        await self._change(transaction_id, "can-commit", _nothing, {"changes": keys})
+        request = _of("can_commit_transaction", transaction_id, sent={"changes": keys})
+        await self._calls.ask(request, _nothing)
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction. The client sends this request only once.
@@ -112,15 +109,15 @@ class TransactionService:
             TransactionConflict, TransactionNotInProgress: this call did not commit it.
             OutcomeUnknown: it may be committed; a fresh ``snapshot`` shows the outcome.
         """
-        asked = {} if write_pointer is None else {"write_pointer": str(write_pointer)}
-        await self._change(transaction_id, "commit", _nothing, asked, repeatable=False)
+        sent = None if write_pointer is None else {"write_pointer": str(write_pointer)}
+        await self._calls.ask(_of("commit_transaction", transaction_id, sent=sent), _nothing)
 
     async def abort(self, transaction_id: int) -> None:
         """Abort a transaction whose changes are all certainly undone.
 
         The pointers of a short transaction become visible. A long one becomes invalid.
         """
-        await self._change(transaction_id, "abort", _nothing)
+        await self._calls.ask(_of("abort_transaction", transaction_id), _nothing)
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid: consumers in transactions skip its messages for good.
@@ -128,16 +125,18 @@ class TransactionService:
         Returns:
             Whether it was in progress, according to the answer to the last attempt.
         """
-        return await self._change(transaction_id, "invalidate", _invalidated)
+        told = await self._asked(_of("invalidate_transaction", transaction_id))
+        return told["invalidated"] is True
 
     async def checkpoint(self, transaction_id: int) -> Snapshot:
         """Return the transaction with a further write pointer. Raises TransactionNotInProgress."""
-        path = f"{_of(transaction_id)}/checkpoint"
-        return await self._write(path, b"", {"Accept": THRIFT}, _snapshot)
+        # A repetition makes a second pointer, which stays unused.
+        request = _of("checkpoint_transaction", transaction_id, headers=_THRIFT, repeatable=True)
+        return await self._calls.ask(request, _snapshot)
 
     async def snapshot(self) -> Snapshot:
         """Return the snapshot of a transaction that begins now, without starting one."""
-        request = protocol.read("GET", f"{_PATH}/snapshot", {"Accept": THRIFT})
+        request = request_for("transactions_snapshot", headers=_THRIFT)
         return await self._calls.ask(request, _snapshot)
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
@@ -146,12 +145,11 @@ class TransactionService:
         ``in_progress`` has at most ``limit`` transactions, the oldest first; the other members are figures. Numbers of
         transactions are strings of digits.
         """
-        query = "" if limit is None else "?" + urlencode({"limit": limit})
-        return await self._read(_PATH + query, answer_shapes.TRANSACTIONS)
+        return await self._asked(request_for("list_transactions", query={"limit": limit}))
 
     async def show(self, transaction_id: int) -> dict[str, Any]:
         """Return one transaction in the service's form. Raises NotFound."""
-        return await self._read(_of(transaction_id), answer_shapes.TRANSACTION)
+        return await self._asked(_of("show_transaction", transaction_id))
 
     async def truncate(
         self, *, ids: Collection[int] | None = None, before_ms: int | None = None
@@ -175,8 +173,8 @@ class TransactionService:
         asked: dict[str, object] = (
             {"before_ms": before_ms} if ids is None else {"ids": [str(each) for each in ids]}
         )
-        body = json.dumps(asked).encode()
-        return await self._write(f"{_PATH}/truncate", body, _CHANGING, _removed)
+        told = await self._asked(request_for("truncate_transactions", sent=asked))
+        return int(told["removed"])
 
     async def reset(self) -> dict[str, Any]:
         """Forget all transactions: from now on all their messages are visible, committed or not.
@@ -187,8 +185,7 @@ class TransactionService:
         Raises:
             NotAllowed: the broker was not started with ``transactions_reset_allowed``.
         """
-        read = answer_shapes.read_as(answer_shapes.RESET)
-        return await self._write(f"{_PATH}/reset", b"", {"Accept": JSON}, read)
+        return await self._asked(request_for("reset_transactions"))
 
     async def prune_plan(self, *, through: int | None = None) -> dict[str, Any]:
         """Return which invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.
@@ -196,76 +193,37 @@ class TransactionService:
         Args:
             through: the highest pointer to include.
         """
-        return await self._read(_prune(through), answer_shapes.PRUNE_PLAN)
+        return await self._asked(request_for("prune_plan", query={"through": through}))
 
     async def prune(self, *, through: int | None = None) -> dict[str, Any]:
         """Forget the invalid transactions that have no messages left in any topic.
 
         Unlike ``truncate`` it lets the broker choose them. Returns the plan, and the number ``removed``.
         """
-        read = answer_shapes.read_as(answer_shapes.PRUNED)
-        return await self._write(_prune(through), b"", {"Accept": JSON}, read)
+        query = {"through": through}
+        return await self._asked(request_for("prune_transactions", query=query))
 
     # --- Inside -----------------------------------------------------------------------------------
 
-    async def _change(
-        self,
-        transaction_id: int,
-        action: str,
-        read: Callable[[Reply], T],
-        asked: Mapping[str, object] | None = None,
-        *,
-        repeatable: bool = True,
-    ) -> T:
-        headers = _CHANGING if asked else {"Accept": JSON}
-        body = json.dumps(asked).encode() if asked else b""
-        path = f"{_of(transaction_id)}/{action}"
-        return await self._write(path, body, headers, read, repeatable=repeatable)
-
-    async def _write(
-        self,
-        path: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        read: Callable[[Reply], T],
-        *,
-        repeatable: bool = True,
-    ) -> T:
-        request = ClientRequest("POST", path, headers, body, repeatable=repeatable)
-        return await self._calls.ask(request, read)
-
-    async def _read(self, path: str, shape: object) -> dict[str, Any]:
-        request = protocol.read("GET", path, {"Accept": JSON})
-        return await self._calls.ask(request, answer_shapes.read_as(shape))
+    async def _asked(self, request: ClientRequest) -> dict[str, Any]:
+        return await self._calls.ask(request, read_as(request.answer))
 
 
-def _prune(through: int | None) -> str:
-    return f"{_PATH}/prune" + ("" if through is None else f"?through={through}")
-
-
-def _of(transaction_id: int) -> str:
+def _of(name: str, transaction_id: int, **parts: Any) -> ClientRequest:
+    """Return a request about one transaction. Raises BadRequest."""
     if transaction_id < 1:
         raise BadRequest(f"A transaction's id is a number above 0, not {transaction_id}.")
-    return f"{_PATH}/{transaction_id}"
+    return request_for(name, transaction=str(transaction_id), **parts)
 
 
 def _nothing(reply: Reply) -> None:
     """Check that the body is ``{}``. Raises ValueError: another server's object, or none, ends no transaction."""
-    if protocol.json_object(reply):
+    if json_object(reply):
         raise ValueError("fields that no broker sends")
-
-
-def _invalidated(reply: Reply) -> bool:
-    told = answer_shapes.read_as({"invalidated": bool})(reply)
-    return told["invalidated"] is True
-
-
-def _removed(reply: Reply) -> int:
-    return int(answer_shapes.read_as({"removed": int})(reply)["removed"])
 
 
 def _snapshot(reply: Reply) -> Snapshot:
     """Return the snapshot in an answer, in either form."""
     if reply.headers.get("content-type", "").startswith(THRIFT):
         return decode_transaction(reply.body)
-    return decode_snapshot(protocol.json_object(reply))
+    return decode_snapshot(json_object(reply))

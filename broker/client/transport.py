@@ -19,15 +19,16 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from typing_extensions import override
 
 from broker.client import outcomes, protocol
+from broker.client.client_request import ClientRequest, Reply, request_for
 from broker.client.connection import ClientConnection
 from broker.client.node_directory import NodeDirectory
-from broker.client.protocol import ClientRequest, Reply
 from broker.client.values import Settings
 from broker.errors import BrokerError, Unavailable
 from broker.http import outbound
 from broker.http.answer import NotSent, Streamed
 from broker.http.pool import Pool
 from broker.model import TopicId
+from broker.operations.parameters import TIMEOUT
 from broker.shield import bare
 
 T = TypeVar("T")
@@ -330,8 +331,7 @@ class HttpTransport:
 
     async def _leader_by(self, url: str, topic: TopicId) -> str | None:
         """Return the address of the node that should lead a topic, as the node at ``url`` knows it."""
-        path = f"{protocol.topic_path(topic)}/leader"
-        request = protocol.read("GET", path, {"Request-Timeout": OWN_VIEW_S}, topic=topic)
+        request = request_for("leader", topic, headers={TIMEOUT.name: OWN_VIEW_S})
         if not await self._reads.enter(LOOK_S_MAX):
             return None
         try:

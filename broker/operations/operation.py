@@ -10,56 +10,22 @@ from typing import Any, Final, Literal, NamedTuple
 
 from broker.errors import BadRequest
 from broker.moments import whole_s
+from broker.operations.media_types import JSON
+from broker.operations.scalars import TTL_MAX_S, CursorName, StageText
+from broker.operations.shapes import Schema, Shape, schema_of
 
-Schema = dict[str, Any]
-"""A JSON schema. In ``maximum``, a name stands for the value of that key of the section ``limits``."""
-
-STRING: Final[Schema] = {"type": "string"}
-INTEGER: Final[Schema] = {"type": "integer"}
-NUMBER: Final[Schema] = {"type": "number"}
-BOOLEAN: Final[Schema] = {"type": "boolean"}
-BYTES: Final[Schema] = {"type": "string", "format": "binary"}
-POSITIVE: Final[Schema] = {"type": "integer", "minimum": 1}
-MESSAGE_ID: Final[Schema] = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
-ID_PLACE: Final[Schema] = {"type": "string", "pattern": "^[0-9a-fA-F]{40}(@[0-9]{1,10})?$"}
-"""A message id, and perhaps the generation of the topic to which it belongs."""
-CURSOR_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"}
-TOPIC_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z0-9_]+/[a-zA-Z0-9_-]+$"}
-TTL_MAX_S: Final = (1 << 31) - 1
 JSON_TEXT_BYTES_MAX: Final = 2 * 1024 * 1024
 """The longest JSON text, and the longest message of a list. Python's parser takes up to 10 ms for it."""
 SMALL_BYTES_MAX: Final = 1024 * 1024
 """The largest body without messages and without a snapshot."""
 _UNKNOWN_SHOWN_MAX: Final = 80
 """How many characters of an unknown parameter an error shows."""
-
-
-def decimals_up_to(most: int) -> str:
-    """Return a pattern for the whole numbers from 1 to ``most``. ``most`` must have at least two digits."""
-    digits = str(most)
-    ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", digits]
-    for place, digit in enumerate(digits):
-        least, below = (0 if place else 1), int(digit) - 1
-        if least <= below:
-            # The digits of ``most`` up to here, then a smaller digit, then any digits.
-            rest = len(digits) - place - 1
-            ways.append(f"{digits[:place]}[{least}-{below}][0-9]{{{rest}}}")
-    return f"^({'|'.join(ways)})$"
-
-
-STAGE: Final[Schema] = {"type": "string", "pattern": decimals_up_to((1 << 63) - 1)}
-TTL_SENT: Final[Schema] = {
-    "anyOf": [
-        {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
-        {"type": "string", "pattern": decimals_up_to(TTL_MAX_S) + "|^[1-9][0-9]{0,3}[smhd]$"},
-    ]
-}
 IN_PATH: Final[Mapping[str, Schema]] = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]+$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
     "service": {"type": "string", "pattern": "^[a-zA-Z0-9._-]+$"},
-    "stage": STAGE,
-    "cursor": CURSOR_NAME,
+    "stage": schema_of(StageText),
+    "cursor": schema_of(CursorName),
     "transaction": {"type": "string", "pattern": "^[0-9]{1,19}$"},
     "node": {
         "type": "string",
@@ -215,8 +181,8 @@ class Answerer(enum.Enum):
     """This node, about itself."""
 
 
-Contents = tuple[tuple[str, Schema], ...]
-"""The media types that a body may have, each with its schema."""
+Contents = tuple[tuple[str, Shape], ...]
+"""The media types that a body may have, each with its shape."""
 
 
 class DeclaredOperation(NamedTuple):
@@ -251,6 +217,11 @@ class DeclaredOperation(NamedTuple):
     body_bytes_max: int | None = SMALL_BYTES_MAX
 
     @property
+    def answer(self) -> Shape:
+        """The shape of its JSON reply; ``object`` if it has none."""
+        return dict(self.gives).get(JSON, object)
+
+    @property
     def query(self) -> tuple[str, ...]:
         """The names of the parameters that its query takes."""
         return tuple([each.name for each in self.parameters if each.place == "query"])
@@ -270,8 +241,3 @@ class DeclaredOperation(NamedTuple):
             f"{shown}: there is no such parameter{meant} "
             f"{self.method} {self.template} takes {takes}."
         )
-
-
-def of(name: str) -> Schema:
-    """Return a reference to the schema of this name."""
-    return {"$ref": f"#/components/schemas/{name}"}

@@ -6,22 +6,22 @@ from typing import Final
 
 from broker.model import POINTER_MAX
 from broker.operations.operation import (
-    ID_PLACE,
-    INTEGER,
-    MESSAGE_ID,
-    POSITIVE,
-    STAGE,
-    STRING,
-    TOPIC_NAME,
-    TTL_SENT,
     Parameter,
-    Schema,
     SpanParameter,
     WordParameter,
     choice,
     header,
     whole,
 )
+from broker.operations.scalars import (
+    IdPlaceText,
+    IdText,
+    Positive,
+    StageText,
+    TopicName,
+    TtlSent,
+)
+from broker.operations.shapes import INTEGER, STRING, Schema, schema_of
 
 AMOUNT_MAX: Final = 1 << 62
 """More messages, or bytes, than any log has."""
@@ -36,7 +36,7 @@ _PLACE = "A message id (40 hex digits, or digits@generation), milliseconds since
 TTL: Final = SpanParameter(
     "ttl",
     "How long these messages live, in seconds or with a unit (`1d`); at most the topic's `ttl`.",
-    TTL_SENT,
+    schema_of(TtlSent),
 )
 WAIT: Final = Parameter(
     "wait",
@@ -70,7 +70,7 @@ BEFORE: Final = Parameter(
     required=True,
 )
 LAG_AFTER: Final = Parameter(
-    "after", "The id of a message, 40 hex digits.", ID_PLACE, required=True
+    "after", "The id of a message, 40 hex digits.", schema_of(IdPlaceText), required=True
 )
 RANGE_MESSAGES: Final = whole(
     "messages", "The range has at most so many messages.", 1, AMOUNT_MAX, AMOUNT_MAX, shown=False
@@ -86,9 +86,15 @@ RANGE_BYTES: Final = whole(
 RANGE_PARTS: Final = whole("parts", "Divide the range into at most so many parts.", 1, PARTS_MAX, 1)
 RANGE: Final = (
     Parameter(
-        "after", "The range begins behind this id. Absent: with the oldest message.", ID_PLACE
+        "after",
+        "The range begins behind this id. Absent: with the oldest message.",
+        schema_of(IdPlaceText),
     ),
-    Parameter("through", "The range ends with this id. Absent: with the newest message.", ID_PLACE),
+    Parameter(
+        "through",
+        "The range ends with this id. Absent: with the newest message.",
+        schema_of(IdPlaceText),
+    ),
     RANGE_MESSAGES,
     RANGE_BYTES,
     RANGE_PARTS,
@@ -98,12 +104,12 @@ ROWS: Final = (
         "after",
         "The range begins behind this id. It is the id of a message of a reference, or of the row of any other message. "
         "Absent: the range begins with the oldest message.",
-        ID_PLACE,
+        schema_of(IdPlaceText),
     ),
     Parameter(
         "through",
         "The range ends with the row of this id, which must exist.",
-        ID_PLACE,
+        schema_of(IdPlaceText),
         required=True,
     ),
 )
@@ -141,7 +147,7 @@ TOPICS_TOO: Final = Parameter(
     "topics",
     f"Which led topics to name: none (no), the first {TOPICS_NAMED_MAX} by name (yes), or this one topic, if the node "
     "leads it.",
-    {"anyOf": [{"enum": ["no", "yes"]}, TOPIC_NAME], "default": "no"},
+    {"anyOf": [{"enum": ["no", "yes"]}, schema_of(TopicName)], "default": "no"},
 )
 
 # --- Headers --------------------------------------------------------------------------------------
@@ -161,7 +167,7 @@ PRODUCER: Final = (
     header(
         "Producer-Number",
         "Required with Producer-Id. 0 to 2^63-1, above the number before; gaps are allowed.",
-        {"anyOf": [{"const": "0"}, STAGE]},
+        {"anyOf": [{"const": "0"}, schema_of(StageText)]},
     ),
 )
 TIMEOUT: Final = header(
@@ -173,7 +179,7 @@ GENERATION: Final = header(
     "Broker-Generation",
     "The generation of the topic to which the places in the request, and the messages stored for it, belong. If the topic "
     "has another one, the answer is 410.",
-    POSITIVE,
+    schema_of(Positive),
 )
 
 
@@ -201,9 +207,11 @@ PUBLISHED: Final = {
     "Broker-First-Id": _told(
         "The id of the first published message, if it is known. For stages, and for messages stored in a transaction, "
         "the id of the reference.",
-        MESSAGE_ID,
+        schema_of(IdText),
     ),
-    "Broker-Last-Id": _told("The id of the last published message, in the same way.", MESSAGE_ID),
+    "Broker-Last-Id": _told(
+        "The id of the last published message, in the same way.", schema_of(IdText)
+    ),
     "Broker-Count": _told("The number of published messages, if it is known.", INTEGER),
 }
 BLOCKED_BY: Final = {

@@ -34,6 +34,7 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model import MessageId, Topic, TopicId
+from broker.operations.replies import CursorState
 from broker.storage.keys import topic_prefix
 from broker.storage.records import Record, RecordStore
 
@@ -254,15 +255,15 @@ async def forget_cursors(records: RecordStore, topic: TopicId, below: int) -> in
     return went
 
 
-def shown(cursor: StoredCursor) -> dict[str, Any]:
+def shown(cursor: StoredCursor) -> CursorState:
     """Return a cursor in the form that the interface shows."""
-    return {
-        "name": cursor.name,
-        "after": None if cursor.after is None else cursor.after.hex(),
-        "version": cursor.version,
-        "data": cursor.data,
-        "updated_ms": cursor.updated_ms,
-    }
+    return CursorState(
+        name=cursor.name,
+        after=None if cursor.after is None else cursor.after.hex(),
+        version=cursor.version,
+        data=cursor.data,
+        updated_ms=cursor.updated_ms,
+    )
 
 
 def _index_key(topic: Topic) -> bytes:

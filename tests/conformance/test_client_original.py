@@ -163,7 +163,7 @@ async def test_refusals_raise_their_exceptions(client: Client, topic: str) -> No
 
 
 def _unknown_path():  # type: ignore[no-untyped-def]
-    from broker.client.protocol import ClientRequest  # noqa: PLC0415
+    from broker.client.client_request import ClientRequest  # noqa: PLC0415
 
     return ClientRequest("GET", "/v1/nothing/here", reading=True, repeatable=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.client import Client, NewMessage, OutcomeUnknown, SyncClient, TransactionConflict
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from tests.kit.served import ServedNode

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from typing_extensions import override
 
 from broker.client import Client
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from broker.sql import Outbox, SqlRecord

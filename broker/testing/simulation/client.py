@@ -11,8 +11,8 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import Client
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.connection import ClientConnection
-from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from broker.errors import BrokerError

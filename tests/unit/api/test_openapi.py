@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from broker.api.openapi import make_document
 from broker.config.sections import Config, LimitsConfig
 from broker.http.reply import ChunkedReply
-from broker.operations.operation import TTL_MAX_S, decimals_up_to
+from broker.operations.scalars import TTL_MAX_S, decimals_up_to
 from tests.kit.openapi import Answered, Checker, Undocumented
 from tests.kit.serving import Broker, topic_path
 

@@ -256,7 +256,7 @@ async def test_the_number_of_messages_in_json_is_bounded(broker: Broker) -> None
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"write_pointer": None}, "write_pointer: is missing"),
+        ({"write_pointer": None}, "write_pointer: must be that of a publish in a transaction"),
         ({"write_pointer": "+1"}, "write_pointer: must be a whole number"),
         ({"first_id": None}, "first_id: must be a message id"),
         ({"last_id": "ab"}, "last_id: A message id has 40 hex digits"),

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from broker.client import NotFound, TopicNotFound
-from broker.client.protocol import ClientRequest
+from broker.client.client_request import ClientRequest
 from broker.errors import Unavailable
 from broker.local import ProcessKind
 from broker.local.servers import ServerFailed

@@ -10,7 +10,7 @@ import pytest
 
 from broker.cli import app, leadership
 from broker.client import outcomes
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.clock import SystemClock
 from broker.coordination.placement import drain, pin, read_placement
 from broker.coordination.ports import Contact

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.client import Client
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown
 from broker.model import TopicId

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.errors import BrokerError, RequestError, TransactionConflict, TransactionNotInProgress
 from broker.model import POINTER_MAX, Snapshot
 from broker.wire import avro, messages

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.client import Client, Subscriber
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.testing.virtual_time import VirtualClock, pass_time

@@ -1,7 +1,7 @@
 import pytest
 
 from broker.client import admin
-from broker.client.protocol import ClientRequest
+from broker.client.client_request import ClientRequest
 from broker.model import TopicId
 from broker.operations.table import BY_NAME
 from tests.kit.openapi import Checker

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from broker.client.bulk import MessageSplitter
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.errors import BadRequest, NotInstalled, TopicNotFound, Unavailable
 from broker.model import Snapshot, row_id
 from broker.wire.transaction import encode_transaction

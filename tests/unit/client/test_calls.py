@@ -3,7 +3,7 @@ import pytest
 from broker.client import Settings, protocol
 from broker.client import calls as calls_module
 from broker.client.calls import Calls
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.client.retrier import Retrier
 from broker.client.room import Room
 from broker.errors import BodyTooLarge, TopicNotFound, Unavailable

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from broker.client import admin
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.client.tail import TailOptions
 from broker.errors import Forbidden, OutcomeUnknown, Unavailable
 from broker.model import Message, TopicId, row_id

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from broker.client import Published
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.errors import (
     BodyTooLarge,
     BrokerError,

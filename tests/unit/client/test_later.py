@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from broker.client import Published
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.errors import BodyTooLarge, OutcomeUnknown, Overloaded, Unavailable
 
 OK = Reply(200, {}, b"")

@@ -5,7 +5,7 @@ import pytest
 
 from broker import errors
 from broker.client import Settings, outcomes, protocol
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.client.retrier import Retrier
 from broker.model import Poll, PublishRequest, TopicId
 

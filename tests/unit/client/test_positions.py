@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from broker.client import Snapshot, TailOptions
+from broker.client.client_request import Reply
 from broker.client.positions import before, id_of, start_of
-from broker.client.protocol import Reply
 from broker.errors import BadRequest, TopicNotFound
 from broker.model import ROW_ID_MAX, row_id
 from broker.wire import avro

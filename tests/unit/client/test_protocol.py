@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from broker.client import protocol
+from broker.client.client_request import Reply
 from broker.client.node_directory import Leader
-from broker.client.protocol import Reply
 from broker.client.values import Published
 from broker.errors import BadName, BadRequest
 from broker.model import Poll, PublishRequest, Snapshot, TopicId

@@ -6,7 +6,7 @@ import pytest
 
 from broker.client import Settings, TailOptions
 from broker.client import tail as tails
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import TopicNotFound, Unavailable

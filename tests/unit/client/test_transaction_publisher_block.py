@@ -16,7 +16,7 @@ from broker.client import (
     TransactionNotInProgress,
     Undoable,
 )
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.errors import NoLeader
 from broker.wire import avro, messages
 from tests.kit.bench import settle

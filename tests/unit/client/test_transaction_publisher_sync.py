@@ -19,7 +19,7 @@ from broker.client import (
     TransactionConflict,
     Undoable,
 )
-from broker.client.protocol import ClientRequest, Reply
+from broker.client.client_request import ClientRequest, Reply
 from broker.model import TopicId
 from tests.unit.client.stand_in import Foreign, OverHttp, Rules, Topics
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from broker.client import SyncClient, TransactionService
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.client.sync import SyncTransactionService
 from broker.errors import (
     BadRequest,
@@ -65,7 +65,8 @@ async def test_each_call_sends_its_documented_request(make_client, transport):
 async def test_transactions_are_listed_shown_and_truncated(make_client, transport):
     async with make_client() as client:
         service = client.transactions
-        counts = {"in_progress_count": 0, "committing": 0, "invalid": 2}
+        counts = {"in_progress_count": 0, "committing": 0, "committed": 0, "invalid": 2}
+        counts |= {"read_pointer": "9", "write_pointer": "9", "leader": None, "epoch": None}
         transport.answer = answer_json({"in_progress": [], **counts})
         assert await service.list(limit=5) == {"in_progress": [], **counts}
         transport.answer = answer_json({"id": "7", "state": "invalid"})

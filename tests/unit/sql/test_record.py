@@ -16,7 +16,7 @@ from broker.client import (
     TransactionConflict,
     Undoable,
 )
-from broker.client.protocol import Reply
+from broker.client.client_request import Reply
 from broker.sql.record import SqlRecord
 from tests.kit.garbage import no_cycle_through_a_traceback
 from tests.unit.client.stand_in import LOST, OverHttp, Topics

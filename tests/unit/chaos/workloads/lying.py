@@ -12,8 +12,8 @@ from typing import Any
 from typing_extensions import override
 
 from broker.client import Client
+from broker.client.client_request import ClientRequest, Reply
 from broker.client.connection import ClientConnection
-from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply, Transport
 from broker.clock import Clock
 from broker.errors import BadRequest

@@ -1,0 +1,243 @@
+"""The JSON bodies of requests, each declared once (``shapes``)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from broker.operations.scalars import (
+    Base64,
+    CodePoints,
+    IdPlaceText,
+    IdText,
+    Instance,
+    Int32Positive,
+    Int64,
+    LongSent,
+    ShownBytes,
+    SnapshotSent,
+    StageText,
+    TransactionType,
+    TtlSent,
+)
+from broker.operations.shapes import Named, Rule
+
+# --- Topics ---------------------------------------------------------------------------------------
+
+_Ttl = Annotated[TtlSent, Rule(description="How long messages live: seconds, or `1d`.")]
+
+
+class _Properties(TypedDict):
+    ttl: NotRequired[_Ttl]
+    transactions: NotRequired[Literal["optional", "required", "refused"]]
+
+
+PropertiesSent = Annotated[
+    _Properties,
+    Named("PropertiesSent"),
+    Rule(
+        description="All properties. A missing property gets its default.",
+        additionalProperties={"type": ["string", "number", "boolean"]},
+    ),
+]
+
+# --- Messages -------------------------------------------------------------------------------------
+
+
+class BytesSent(TypedDict):
+    """Bytes in base64."""
+
+    base64: Base64
+
+
+class _JsonSent(TypedDict):
+    json: object
+
+
+JsonSent = Annotated[
+    _JsonSent,
+    Rule(description="Any JSON value. The message is its compact text in UTF-8."),
+]
+
+
+class MessageSent(TypedDict):
+    """A message with its parts."""
+
+    value: ShownBytes | JsonSent
+    key: NotRequired[ShownBytes | None]
+    headers: NotRequired[dict[str, ShownBytes] | None]
+    ttl: NotRequired[TtlSent | None]
+
+
+NewMessage = str | BytesSent | JsonSent | MessageSent
+
+
+class MessagesSent(TypedDict):
+    """Messages, perhaps of a transaction."""
+
+    messages: list[NewMessage]
+    write_pointer: NotRequired[LongSent | None]
+
+
+PublishRequest = Annotated[MessagesSent | list[NewMessage] | NewMessage, Named("PublishRequest")]
+
+
+class RollbackRequest(TypedDict):
+    """The answer of a transactional publish."""
+
+    write_pointer: Annotated[
+        LongSent,
+        Rule(says="that of a publish in a transaction, whose answer is the body of its rollback"),
+    ]
+    first_id: IdText
+    last_id: IdText
+    count: NotRequired[int | None]
+    replayed: NotRequired[bool]
+
+
+_Time = Annotated[str, Rule(format="date-time")]
+_Ms = Annotated[int, Rule(minimum=0, maximum=(1 << 63) - 1)]
+
+
+class PollRequest(TypedDict):
+    """What a consumer reads, and from which place on."""
+
+    start: NotRequired[
+        Annotated[
+            IdText | _Time | _Ms | None,
+            Rule(
+                says="a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, ms since 1970, or null"
+            ),
+        ]
+    ]
+    inclusive: NotRequired[bool]
+    limit: NotRequired[Int32Positive | None]
+    snapshot: NotRequired[SnapshotSent | None]
+
+
+class Snapshot(TypedDict):
+    """The snapshot of a reader's transaction."""
+
+    snapshot: SnapshotSent
+
+
+class CursorSent(TypedDict):
+    """The new place of a cursor, and the version that it must have now."""
+
+    after: IdPlaceText | None
+    expected: str | None
+    data: NotRequired[
+        Annotated[
+            str,
+            Rule(
+                maxLength=1024,
+                description="Text of the reader's own, at most 1,024 bytes of UTF-8.",
+            ),
+        ]
+    ]
+
+
+STAGES_MAX = 5_000
+"""The largest number of stages in one publish."""
+
+
+class StagesSent(TypedDict):
+    """Stages to publish, in this order."""
+
+    stages: Annotated[
+        list[StageText],
+        Rule(
+            minItems=1,
+            maxItems=STAGES_MAX,
+            uniqueItems=True,
+            says=f"a list of 1 to {STAGES_MAX} stages",
+        ),
+    ]
+    write_pointer: NotRequired[LongSent | None]
+
+
+# --- Transactions ---------------------------------------------------------------------------------
+
+
+class TransactionSent(TypedDict):
+    """The kind of a new transaction, and its owner."""
+
+    type: NotRequired[TransactionType]
+    timeout_s: NotRequired[
+        Annotated[float, Rule(exclusiveMinimum=0, says="a number of seconds")] | None
+    ]
+    client: NotRequired[str]
+    name: NotRequired[
+        Annotated[str, Rule(minLength=1, says="valid Unicode text that is not empty")]
+    ]
+    epoch: NotRequired[LongSent | None]
+
+
+class ChangesSent(TypedDict):
+    """The keys that a transaction changed."""
+
+    changes: Annotated[list[Base64], Rule(says="a list of keys, each in base64")]
+
+
+class CommitSent(TypedDict):
+    """The last write pointer of a transaction that has checkpoints."""
+
+    write_pointer: NotRequired[LongSent | None]
+
+
+class TruncatedIds(TypedDict):
+    """Transactions to forget."""
+
+    ids: Annotated[list[LongSent], Rule(says="a list of transaction ids")]
+
+
+class TruncatedBefore(TypedDict):
+    """A moment: forget the transactions that began before it."""
+
+    before_ms: LongSent
+
+
+TruncateSent = Annotated[TruncatedIds | TruncatedBefore, Named("TruncateSent")]
+
+# --- The cluster ----------------------------------------------------------------------------------
+
+
+class PinSent(TypedDict):
+    """The node that is to lead a topic."""
+
+    node: Annotated[
+        Instance | str,
+        Rule(description="A live node's instance id or URL.", says="a node's instance id or URL"),
+    ]
+
+
+# --- Avro's JSON encoding -------------------------------------------------------------------------
+
+
+class _LongBranch(TypedDict):
+    long: Int64
+
+
+class _LimitBranch(TypedDict):
+    int: Int32Positive
+
+
+class _BytesBranch(TypedDict):
+    bytes: CodePoints
+
+
+class AvroPublishRequest(TypedDict):
+    """A publish."""
+
+    transactionWritePointer: NotRequired[_LongBranch | Int64 | None]
+    messages: list[CodePoints]
+
+
+class AvroConsumeRequest(TypedDict):
+    """A poll."""
+
+    startFrom: NotRequired[_BytesBranch | _LongBranch | CodePoints | Int64 | None]
+    inclusive: NotRequired[bool]
+    limit: NotRequired[_LimitBranch | Int32Positive | None]
+    transaction: NotRequired[_BytesBranch | CodePoints | None]
