@@ -16,6 +16,9 @@ PUBLIC = {
 }
 """Class names that two parts share. One of the parts is mostly RowLog, which no other part imports."""
 
+BODIES = {"broker/operations/replies.py", "broker/operations/sent.py"}
+"""Modules whose classes are the names of bodies in the OpenAPI document: each tells the form of what another class is."""
+
 MIRRORS = {
     "blockers": "of a topic, and their operation",
     "browse": "of a topic, and its operation",
@@ -62,7 +65,8 @@ def twins(files: dict[str, str]) -> dict[str, list[str]]:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    found = twins({name: text(name) for name in tracked("broker/*.py", "chaos/*.py")})
+    files = set(tracked("broker/*.py", "chaos/*.py")) - BODIES
+    found = twins({name: text(name) for name in files})
     assert {each: names for each, names in found.items() if each not in PUBLIC} == {}
     assert PUBLIC.keys() - found.keys() == set(), (
         "remove from PUBLIC: only one class has this name now"
