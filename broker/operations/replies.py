@@ -22,16 +22,16 @@ from broker.operations.scalars import (
     TopicName,
     TransactionType,
 )
-from broker.operations.shapes import STRING, Named, Rule
+from broker.operations.shapes import STRING, Rule, ShapeName
 
 # --- Topics ---------------------------------------------------------------------------------------
 
 Properties = Annotated[
     dict[str, str],
-    Named("Properties"),
+    ShapeName("Properties"),
     Rule(properties={"ttl": STRING, "generation": STRING}, required=["ttl", "generation"]),
 ]
-Names = Annotated[list[str], Named("Names")]
+Names = Annotated[list[str], ShapeName("Names")]
 
 
 class Count(TypedDict):
@@ -122,7 +122,7 @@ class PublishResult(TypedDict):
 
 Published = Annotated[
     PublishResult,
-    Named("Published"),
+    ShapeName("Published"),
     Rule(
         description="The result of a publish; values that are not known any more are null. With a write pointer, "
         "it is also the body of the rollback."
@@ -147,7 +147,7 @@ class PolledMessage(Event):
     time: Moment
 
 
-Polled = Annotated[list[PolledMessage], Named("Polled")]
+Polled = Annotated[list[PolledMessage], ShapeName("Polled")]
 
 
 class Browsed(TypedDict):
@@ -268,7 +268,7 @@ class SnapshotShown(TypedDict):
 
 Transaction = Annotated[
     SnapshotShown,
-    Named("Transaction"),
+    ShapeName("Transaction"),
     Rule(
         description="The snapshot of a transaction. A snapshot without a transaction has the id 0."
     ),
@@ -586,4 +586,4 @@ class _AvroMessage(TypedDict):
     payload: CodePoints
 
 
-AvroConsumeResponse = Annotated[list[_AvroMessage], Named("AvroConsumeResponse")]
+AvroConsumeResponse = Annotated[list[_AvroMessage], ShapeName("AvroConsumeResponse")]

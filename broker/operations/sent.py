@@ -21,7 +21,7 @@ from broker.operations.scalars import (
     TransactionType,
     TtlSent,
 )
-from broker.operations.shapes import Named, Rule
+from broker.operations.shapes import Rule, ShapeName
 
 # --- Topics ---------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ class _Properties(TypedDict):
 
 PropertiesSent = Annotated[
     _Properties,
-    Named("PropertiesSent"),
+    ShapeName("PropertiesSent"),
     Rule(
         description="All properties. A missing property gets its default.",
         additionalProperties={"type": ["string", "number", "boolean"]},
@@ -80,7 +80,9 @@ class MessagesSent(TypedDict):
     write_pointer: NotRequired[LongSent | None]
 
 
-PublishRequest = Annotated[MessagesSent | list[NewMessage] | NewMessage, Named("PublishRequest")]
+PublishRequest = Annotated[
+    MessagesSent | list[NewMessage] | NewMessage, ShapeName("PublishRequest")
+]
 
 
 class RollbackRequest(TypedDict):
@@ -198,7 +200,7 @@ class TruncatedBefore(TypedDict):
     before_ms: LongSent
 
 
-TruncateSent = Annotated[TruncatedIds | TruncatedBefore, Named("TruncateSent")]
+TruncateSent = Annotated[TruncatedIds | TruncatedBefore, ShapeName("TruncateSent")]
 
 # --- The cluster ----------------------------------------------------------------------------------
 

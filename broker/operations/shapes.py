@@ -2,7 +2,7 @@
 
 A shape is made of the types that every type checker knows: ``str``, ``int``, ``list[…]``, ``dict[str, …]``, ``X | None``,
 ``Literal``, and a ``TypedDict`` for an object whose fields are known. ``Annotated[str, Rule(pattern=…)]`` adds bounds, and
-``Named`` gives a shape other than a ``TypedDict`` a name in the OpenAPI document::
+``ShapeName`` gives a shape other than a ``TypedDict`` a name in the OpenAPI document::
 
     class CursorSent(TypedDict):
         after: MessageIdText | None
@@ -67,7 +67,7 @@ class Rule:
         self.keywords = keywords
 
 
-class Named:
+class ShapeName:
     """The name of a shape in the OpenAPI document."""
 
     def __init__(self, name: str) -> None:
@@ -81,10 +81,12 @@ def _made_of(shape: Shape) -> tuple[Any, tuple[Any, ...]]:
 
 
 def name_of(shape: Shape) -> str | None:
-    """Return the name of a shape that the document lists by name: of a TypedDict, or one given with ``Named``."""
+    """Return the name of a shape that the document lists by name: of a TypedDict, or one given with ``ShapeName``."""
     if is_typeddict(shape):
         return str(shape.__name__)
-    given = [each.name for each in getattr(shape, "__metadata__", ()) if isinstance(each, Named)]
+    given = [
+        each.name for each in getattr(shape, "__metadata__", ()) if isinstance(each, ShapeName)
+    ]
     return given[0] if given else None
 
 
