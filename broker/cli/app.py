@@ -10,6 +10,7 @@ import click
 
 from broker import __version__
 from broker.cli import (
+    bench,
     chaos,
     cluster,
     completion,
@@ -18,21 +19,19 @@ from broker.cli import (
     dead_letters,
     poll,
     publish,
-    purge,
     serve,
     storage,
     tail,
+    top,
     topics,
     transactions,
 )
-from broker.cli.bench import commands as bench
-from broker.cli.given_options import GivenOptions
-from broker.cli.options import take_json
+from broker.cli.broker_calls import take_json
+from broker.cli.contexts import GivenOptions
 from broker.cli.output import guard_output
 from broker.cli.problems import ending
-from broker.cli.rowlog.commands import rowlog
+from broker.cli.rowlog import rowlog
 from broker.cli.streams.commands import streams
-from broker.cli.top.commands import top
 from broker.cli.transfer import commands as transfer
 
 
@@ -52,7 +51,7 @@ def cli() -> None:
     broker topics create audit/logins
     broker publish audit/logins 'alice logged in'
     broker tail audit/logins --since 1h
-    """  # noqa: D301 - Click's mark for a paragraph that must not be wrapped.
+    """
 
 
 for command in (
@@ -62,14 +61,14 @@ for command in (
     tail.tail,
     poll.poll,
     poll.browse,
-    poll.stats,
-    purge.purge,
+    topics.stats,
+    topics.purge,
     cursors.cursors,
     dead_letters.dead_letters,
     transfer.export,
     transfer.import_,
     bench.bench,
-    top,
+    top.top,
     context.context,
     completion.completion,
     serve.serve,

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from broker.cli.given_options import given
+from broker.cli.contexts import given
 from broker.errors import install_command
 
 VERIFIER: Final = "chaos"
@@ -29,7 +29,7 @@ def chaos(words: tuple[str, ...]) -> None:
     broker chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --minutes 5
     broker chaos nemeses
     broker chaos sum chaos/store
-    """  # noqa: D301
+    """
     for package in (VERIFIER, *NEEDED):
         if importlib.util.find_spec(package) is None:
             # Not 1: the verifier exits with 1 after violations.

@@ -1,4 +1,4 @@
-"""``broker cluster``: several nodes that serve the same topics.
+"""``broker cluster``: several nodes that serve the same topics. ``leadership`` has the commands that steer them.
 
 ``up`` replaces this process by the launcher of ``broker.local``, which is a program of its own: no other
 package of the product imports it.
@@ -9,19 +9,40 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from broker.cli import leadership
-from broker.cli.options import json_option
+from broker.cli.broker_calls import BrokerCall, Json, asks, json_option, to_broker
+from broker.cli.options import TOPIC
+from broker.cli.output import write_coloured_table, write_line, write_rows, write_table
+from broker.client import SyncClient, admin
 from broker.config.sources import check_environment
 from broker.errors import install_command
+from broker.model import TopicId
 
 LAUNCHER: Final = "broker.local"
 OF_NODES: Final = "kazoo"
 """The package that the nodes of a cluster need beside those of a standalone broker."""
+
+_COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow", "silent": "red"}
+_COLUMNS: Final = (
+    "NODE",
+    "URL",
+    "STATE",
+    "VERSION",
+    "SLOTS",
+    "TOPICS",
+    "ZOOKEEPER",
+    "STORAGE",
+    "CLOCK",
+    "UP",
+)
+_UNKNOWN: Final = "?"
 
 
 @click.group()
@@ -34,7 +55,7 @@ def cluster() -> None:
     broker cluster leaders audit/logins
     broker cluster drain 2 --wait
     broker cluster move audit/logins http://10.0.0.1:8080
-    """  # noqa: D301
+    """
     # `up` gives the environment to its processes. A wrong variable would end each of them with an error.
     check_environment(os.environ)
 
@@ -45,7 +66,6 @@ def cluster() -> None:
 )
 @click.option(
     "--dir",
-    "directory",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for all files; it is kept.  [default: a temporary folder, removed at the end]",
 )
@@ -79,22 +99,12 @@ def cluster() -> None:
 )
 @click.option(
     "--set",
-    "settings",
     multiple=True,
     metavar="SECTION.KEY=JSON",
     help="Set a key in every node's configuration.",
 )
 @json_option
-def up(  # noqa: PLR0913, PLR0917 - One parameter per option.
-    nodes: int,
-    directory: Path | None,
-    ports: str,
-    zookeepers: str,
-    region_servers: int,
-    gateways: int,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def up(as_json: bool, **options: Any) -> None:
     """Start a cluster on this machine, to try it out and for tests; stop it with Ctrl-C.
 
     ZooKeeper, HBase (a master, region servers, Thrift-2 gateways) and the nodes run as separate
@@ -107,21 +117,138 @@ def up(  # noqa: PLR0913, PLR0917 - One parameter per option.
     broker cluster up
     broker cluster up --nodes 5 --ports free --dir trial --json
     broker cluster up --set cluster.session_timeout_ms=2000
-    """  # noqa: D301
+    """
     # Without this check the nodes would say so, some seconds later: they start after ZooKeeper and HBase.
     if importlib.util.find_spec(OF_NODES) is None:
         raise click.ClickException(
             f"a cluster needs the package {OF_NODES!r}: {install_command('cluster')}"
         )
     words = [
-        *("--nodes", str(nodes), "--ports", ports, "--zookeepers", zookeepers),
-        *("--region-servers", str(region_servers), "--gateways", str(gateways)),
-        *(word for setting in settings for word in ("--set", setting)),
-        *(("--dir", str(directory)) if directory is not None else ()),
-        *(("--json",) if as_json else ()),
+        f"--{name.replace('_', '-')}={value}"
+        for name, given in options.items()
+        for value in (given if isinstance(given, tuple) else (given,))
+        if value is not None
     ]
-    command = [sys.executable, "-m", LAUNCHER, "up", *words]
+    command = [sys.executable, "-m", LAUNCHER, "up", *words, *(("--json",) if as_json else ())]
     os.execv(sys.executable, command)  # noqa: S606 - No shell is wanted.
+
+
+def _write_status(status: Json) -> None:
+    write_coloured_table(_COLUMNS, map(_cells, status["nodes"]), _COLOURS, wrapped="STORAGE")
+    for line in _remarks(status):
+        write_line(line, err=True)
+
+
+def _cells(row: Json) -> Sequence[str]:
+    known = row["node"], row["url"], row["state"], row["version"]
+    view = row["view"]
+    if view is None:
+        figures: Sequence[object] = (_UNKNOWN,) * (len(_COLUMNS) - len(known))
+    else:
+        figures = (
+            view["slots_led"],
+            view["topics_led"],
+            view["zookeeper"]["contact"],
+            storage_text(view["storage"]),
+            "" if view["clock_skew_ms"] is None else f"{view['clock_skew_ms']:+d} ms",
+            str(timedelta(seconds=int(view["uptime_s"]))),
+        )
+    return [str(cell) for cell in (*known, *figures)]
+
+
+def storage_text(storage: Json) -> str:
+    """Return a few words on how the storage answers."""
+    if not storage["calls"]:
+        return "no calls yet"
+    # The times sort as text. If both are equal, a success followed the failure at once.
+    failing = (storage["last_failure"] or "") > (storage["last_success"] or "")
+    return (
+        f"{'failing' if failing else 'answers'}, {storage['errors']} of {storage['calls']} failed"
+    )
+
+
+def _remarks(status: Json) -> Iterator[str]:
+    """Yield the remarks that the table has no column for."""
+    for row in status["nodes"]:
+        view = row["view"]
+        if row["problem"] is not None:
+            yield f"node {row['node']} does not answer: {row['problem']}"
+        elif view is not None:
+            yield from _remarks_on(row["node"], view)
+    live = {row["node"] for row in status["nodes"]}
+    for node in status["drained"] or ():
+        if node not in live:
+            yield f"node {node} is drained and not running"
+    if status["contact"] != "connected":
+        yield (
+            f"node {status['asked']} has no contact with ZooKeeper ({status['contact']}): "
+            "the table shows the nodes that it knew before"
+        )
+    if status["pins"] is None:
+        yield f"pins and drained nodes are not known: {status['problem']}"
+        return
+    if status["problem"] is not None:
+        yield f"pins or drained nodes that have no effect: {status['problem']}"
+    if status["pins"]:
+        yield f"pinned topics: {status['pins']}"
+
+
+def _remarks_on(node: int, view: Json) -> Iterator[str]:
+    error = view["storage"]["last_error"]
+    if error is not None:
+        yield f"node {node}, last error of storage at {view['storage']['last_failure']}: {error}"
+
+
+def _write_topics(answer: dict[str, Any]) -> None:
+    led = [
+        (one["topic"], str(row["node"]), str(one["epoch"]))
+        for row in answer["nodes"]
+        for one in (row["view"] or {}).get("topics") or ()
+    ]
+    write_line()
+    write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
+    more = sum(row["view"]["topics_led"] for row in answer["nodes"] if row["view"]) - len(led)
+    if more > 0:
+        write_line(f"and {more} more", err=True)
+
+
+@cluster.command()
+@click.option(
+    "--topics", "with_topics", is_flag=True, help="List also each node's topics and their epochs."
+)
+@to_broker
+def status(call: BrokerCall, with_topics: bool) -> None:
+    """Show all nodes, the slots and topics that they lead, and their health.
+
+    Each node reports the slots and topics that it leads, and how ZooKeeper and its storage answer. A node
+    that does not answer is shown as silent.
+
+    \b
+    broker cluster status
+    broker cluster status --topics --json
+    """
+    with call.client() as client:
+        answer = client.ask(admin.status(with_topics=with_topics))
+    call.write(answer, _write_status)
+    if with_topics and not call.as_json:
+        _write_topics(answer)
+
+
+@cluster.command()
+@click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="NS/TOPIC...")
+@asks(
+    lambda led: write_rows({"TOPIC": "topic", "NODE": "node", "URL": "url", "EPOCH": "epoch"}, led)
+)
+def leaders(client: SyncClient, topics: tuple[TopicId, ...]) -> list[Json]:
+    """Show the leader of each topic.
+
+    The epoch is empty if no message was written to the topic since its leader changed.
+
+    \b
+    broker cluster leaders audit/logins
+    broker cluster leaders audit/logins jobs/states --json
+    """
+    return [{"topic": "/".join(topic), **client.ask(admin.leader(topic))} for topic in topics]
 
 
 for steer in leadership.COMMANDS:

@@ -12,9 +12,8 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
-from broker.cli.contexts import known
-from broker.cli.given_options import GivenOptions
-from broker.cli.given_options import given as given_options
+from broker.cli.contexts import GivenOptions, known
+from broker.cli.contexts import given as given_options
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError
@@ -38,7 +37,7 @@ def completion(shell: str) -> None:
     broker completion bash > ~/.local/share/bash-completion/completions/broker
     broker completion zsh > ~/.zfunc/_broker     # a folder of zsh's $fpath
     broker completion fish > ~/.config/fish/completions/broker.fish
-    """  # noqa: D301
+    """
     if given_options().as_json:
         raise click.UsageError("completion writes a script; it has no --json.")
     root = click.get_current_context().find_root().command

@@ -9,9 +9,10 @@ from typing import Any, Final
 import click
 
 from broker.cli import completion, contexts
+from broker.cli.broker_calls import Json, writes
 from broker.cli.contexts import Context, Contexts
-from broker.cli.options import json_option
-from broker.cli.output import write_json, write_properties, write_table
+from broker.cli.options import told
+from broker.cli.output import write_properties, write_rows
 from broker.errors import BadName
 from broker.model import check_namespace
 
@@ -32,14 +33,7 @@ def context() -> None:
     broker context add prod --url https://broker1:8080,https://broker2:8080 --namespace audit
     broker context use prod
     broker tail logins --context prod
-    """  # noqa: D301
-
-
-def _url(_: click.Context, __: click.Parameter, text: str) -> str:
-    try:
-        return contexts.check_urls(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+    """
 
 
 def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
@@ -52,7 +46,10 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
 @context.command()
 @click.argument("name")
 @click.option(
-    "--url", required=True, callback=_url, help="The broker's address, as in every command."
+    "--url",
+    required=True,
+    callback=lambda _, __, text: told(contexts.check_urls)(text),
+    help="The broker's address, as in every command.",
 )
 @click.option(
     "--ca-file",
@@ -67,15 +64,13 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
     help="The namespace of topics that are named without one.",
 )
 @click.option("--replace", is_flag=True, help="Replace a context of that name.")
-@json_option
-def add(
-    name: str, url: str, ca_file: str | None, namespace: str, replace: bool, as_json: bool
-) -> None:
+@writes()
+def add(name: str, url: str, ca_file: str | None, namespace: str, replace: bool) -> Json:
     """Add a context. To use it: broker context use NAME.
 
     \b
     broker context add prod --url https://broker1:8080 --ca-file ca.pem --namespace audit
-    """  # noqa: D301
+    """
     if not _NAME.fullmatch(name):
         raise click.BadParameter(f"{name!r}: a name has letters, digits and _ . -")
     file = contexts.path()
@@ -87,79 +82,80 @@ def add(
         )
     made = Context(url, ca_file or "", namespace)
     contexts.save(file, known.added(name, made))
-    if as_json:
-        write_json(_json(name, made, known))
+    return _json(name, made, known)
 
 
 @context.command()
 @_name_argument
-@json_option
-def use(name: str, as_json: bool) -> None:
+@writes()
+def use(name: str) -> Json:
     """Use a context in all commands from now on.
 
     \b
     broker context use prod
-    """  # noqa: D301
+    """
     file, known, found = _found(name)
     chosen = Contexts(name, known.contexts)
     contexts.save(file, chosen)
-    if as_json:
-        write_json(_json(name, found, chosen))
+    return _json(name, found, chosen)
+
+
+def _write_list(known: list[Json]) -> None:
+    columns = {
+        "": "current",
+        "NAME": "name",
+        "URL": "url",
+        "NAMESPACE": "namespace",
+        "CA FILE": "ca_file",
+    }
+    write_rows(columns, ({**one, "current": "*" if one["current"] else ""} for one in known))
 
 
 @context.command(name="list")
-@json_option
-def list_(as_json: bool) -> None:
+@writes(_write_list)
+def list_() -> list[Json]:
     """List all contexts; a star marks the one in use.
 
     \b
     broker context list
-    """  # noqa: D301
+    """
     known = contexts.known()
-    if as_json:
-        write_json([_json(name, one, known) for name, one in known.contexts.items()])
-        return
-    rows = [
-        ("*" if name == known.current else "", name, one.url, one.namespace, one.ca_file)
-        for name, one in known.contexts.items()
-    ]
-    write_table(("", "NAME", "URL", "NAMESPACE", "CA FILE"), rows)
+    return [_json(name, one, known) for name, one in known.contexts.items()]
+
+
+def _write_shown(shown: Json) -> None:
+    write_properties({part: value for part, value in shown.items() if value not in {"", None}})
 
 
 @context.command()
 @click.argument("name", required=False, shell_complete=completion.contexts)
-@json_option
-def show(name: str | None, as_json: bool) -> None:
+@writes(_write_shown)
+def show(name: str | None) -> Json:
     """Show a context; without NAME, the one in use.
 
     \b
     broker context show prod
-    """  # noqa: D301
+    """
     if name is None:
         name = contexts.known().current
         if not name:
             raise click.ClickException("no context is in use; choose one: broker context use NAME")
     _, known, found = _found(name)
-    shown = _json(name, found, known)
-    if as_json:
-        write_json(shown)
-    else:
-        write_properties({part: value for part, value in shown.items() if value not in {"", None}})
+    return _json(name, found, known)
 
 
 @context.command()
 @_name_argument
-@json_option
-def remove(name: str, as_json: bool) -> None:
+@writes()
+def remove(name: str) -> Json:
     """Remove a context. If it was in use, no context is in use afterwards.
 
     \b
     broker context remove prod
-    """  # noqa: D301
+    """
     file, known, _ = _found(name)
     contexts.save(file, known.removed(name))
-    if as_json:
-        write_json({"removed": name})
+    return {"removed": name}
 
 
 def _found(name: str) -> tuple[Path, Contexts, Context]:

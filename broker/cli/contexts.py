@@ -25,11 +25,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from broker.cli import small_json
+import click
+
+from broker.cli import small_files as files
 from broker.config.sections import ConfigError
 from broker.errors import BadName
 from broker.http.address import Address
-from broker.model import check_namespace
+from broker.model import TopicId, check_namespace
 
 URL_DEFAULT: Final = "http://127.0.0.1:8080"
 
@@ -120,7 +122,7 @@ def known(environment: Mapping[str, str] = os.environ) -> Contexts:
 def load(file: Path) -> Contexts:
     """Read the file of contexts; none of them if it does not exist. Raises ConfigError, OSError."""
     try:
-        return _parsed(small_json.read(file))
+        return _parsed(files.read(file))
     except FileNotFoundError:
         return Contexts()
     except (ValueError, TypeError, KeyError, AttributeError, BadName) as error:
@@ -147,13 +149,10 @@ def save(file: Path, contexts: Contexts) -> None:
     # Each command has a temporary file of its own, so two commands at once can't mix their text. Its mode
     # is 0600.
     number, name = tempfile.mkstemp(prefix=".contexts-", dir=file.parent)
+    os.close(number)
     new = Path(name)
     try:
-        with small_json.writing(file), os.fdopen(number, "w", encoding="utf-8") as out:
-            json.dump(asdict(contexts), out, indent=2, ensure_ascii=False)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
+        files.write_beside(file, new, json.dumps(asdict(contexts), indent=2, ensure_ascii=False))
         new.replace(file)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -189,3 +188,36 @@ def _of_context(name: str, asked_by: str, contexts: Contexts) -> BrokerTarget:
     context = contexts.named(name, asked_by)
     source = f"context {name!r}"
     return BrokerTarget(context.url, source, context.ca_file, context.namespace, name)
+
+
+@dataclass(slots=True)
+class GivenOptions:
+    """The values of one run of the command line, for errors and completion; click's callbacks fill them in.
+
+    Attributes:
+        as_json: whether the output is JSON.
+        command: the command's words, such as ``topics create``.
+        topics: the topics that were named.
+        target: the command's broker; None before its address is known, and for commands without a broker.
+        typed_context: the value of ``--context``, if it was typed.
+        typed_url: the value of ``--url``, if it was typed.
+    """
+
+    as_json: bool = False
+    command: str = ""
+    topics: list[TopicId] = field(default_factory=list)
+    target: BrokerTarget | None = None
+    typed_context: str = ""
+    typed_url: str = ""
+
+    @property
+    def topic_name(self) -> str:
+        """The topic's name if exactly one topic was named, else the placeholder ``NS/TOPIC``."""
+        names = set(map("/".join, self.topics))
+        return names.pop() if len(names) == 1 else "NS/TOPIC"
+
+
+def given(context: click.Context | None = None) -> GivenOptions:
+    """Return the values given so far; outside of a command they are empty."""
+    context = context or click.get_current_context(silent=True)
+    return GivenOptions() if context is None else context.find_root().ensure_object(GivenOptions)

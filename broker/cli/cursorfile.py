@@ -14,14 +14,13 @@ Each run stores the addresses that it was given.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
-from broker.cli import small_json
+from broker.cli import small_files as files
 from broker.errors import BadRequest
 from broker.model import MessageId, message_id_from_hex
 
@@ -46,7 +45,7 @@ class FileCursor(NamedTuple):
 def load(file: Path) -> FileCursor | None:
     """Read a cursor file; None if it does not exist yet. Raises click.ClickException, OSError."""
     try:
-        return _parsed(small_json.read(file))
+        return _parsed(files.read(file))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, BadRequest) as error:
@@ -69,11 +68,8 @@ def log_of(value: Any) -> CursorLog:
 
 def save(file: Path, log: CursorLog, after: MessageId) -> None:
     """Write a cursor file; no reader ever sees it half written. Raises OSError."""
-    new = file.with_name(file.name + ".new")
-    with small_json.writing(file), new.open("w", encoding="utf-8") as out:
-        out.write(json.dumps({**log._asdict(), "after": after.hex()}) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
+    new = files.beside(file, ".new")
+    files.write_beside(file, new, json.dumps({**log._asdict(), "after": after.hex()}))
     new.replace(file)
 
 

@@ -6,17 +6,9 @@ from typing import Any
 
 import click
 
-from broker.cli.options import (
-    PlaceGiven,
-    confirm,
-    connect,
-    id_option,
-    place_option,
-    to_broker,
-    topic_argument,
-    yes_option,
-)
-from broker.cli.output import time_text, write_json, write_line, write_properties, write_table
+from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
+from broker.cli.options import PlaceGiven, id_option, place_option, topic_argument
+from broker.cli.output import time_text, write_line, write_properties, write_rows
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind, id_of
 from broker.client.values import IdPlace
@@ -24,6 +16,7 @@ from broker.model import MessageId, TopicId, timestamp_of
 from broker.places import Place
 
 _name_argument = click.argument("name")
+_BEGINNING = "the beginning"
 
 
 @click.group()
@@ -34,7 +27,7 @@ def cursors() -> None:
     broker cursors list audit/logins
     broker cursors show audit/logins mailer
     broker cursors set audit/logins mailer --since 1h
-    """  # noqa: D301
+    """
 
 
 def _json(cursor: Cursor) -> dict[str, Any]:
@@ -53,55 +46,47 @@ def _json(cursor: Cursor) -> dict[str, Any]:
     }
 
 
-def _place(cursor: Cursor) -> str:
-    return "the beginning" if cursor.after is None else cursor.after.hex()
+def _write_list(found: list[Json]) -> None:
+    rows = [{**each, "after": each["after"] or _BEGINNING} for each in found]
+    columns = {
+        "NAME": "name",
+        "BEHIND": "behind",
+        "OLDEST UNREAD": "oldest_unread",
+        "MOVED": "updated",
+        "AFTER": "after",
+    }
+    if rows:
+        write_rows(columns, rows, none="-")
 
 
 @cursors.command(name="list")
 @topic_argument
-@to_broker
-def list_(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
+@asks(_write_list)
+def list_(client: SyncClient, topic: TopicId) -> list[Json]:
     """List a topic's named cursors: the place and the lag of each.
 
     \b
     broker cursors list audit/logins
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        found = [_json(cursor) for cursor in client.cursors.list(topic)]
-    if as_json:
-        write_json(found)
-        return
-    rows = [
-        (
-            each["name"],
-            str(each["behind"]),
-            each["oldest_unread"] or "-",
-            each["updated"],
-            each["after"] or "the beginning",
-        )
-        for each in found
-    ]
-    if rows:
-        write_table(("NAME", "BEHIND", "OLDEST UNREAD", "MOVED", "AFTER"), rows)
+    """
+    return [_json(cursor) for cursor in client.cursors.list(topic)]
+
+
+def _write_cursor(cursor: Json) -> None:
+    shown = {key: "-" if value is None else value for key, value in cursor.items()}
+    write_properties({**shown, "after": cursor["after"] or _BEGINNING})
 
 
 @cursors.command()
 @topic_argument
 @_name_argument
-@to_broker
-def show(topic: TopicId, name: str, url: str, deadline_s: float, as_json: bool) -> None:
+@asks(_write_cursor)
+def show(client: SyncClient, topic: TopicId, name: str) -> Json:
     """Show a named cursor.
 
     \b
     broker cursors show audit/logins mailer
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        cursor = client.cursors.get(topic, name)
-    if as_json:
-        write_json(_json(cursor))
-    else:
-        shown = {key: "-" if value is None else value for key, value in _json(cursor).items()}
-        write_properties({**shown, "after": _place(cursor)})
+    """
+    return _json(client.cursors.get(topic, name))
 
 
 @cursors.command(name="set")
@@ -114,7 +99,8 @@ def show(topic: TopicId, name: str, url: str, deadline_s: float, as_json: bool) 
     "--newest", is_flag=True, help="Continue with the messages that are published from now on."
 )
 @to_broker
-def set_(  # noqa: PLR0913 - One parameter per option.
+def set_(
+    call: BrokerCall,
     *,
     topic: TopicId,
     name: str,
@@ -122,9 +108,6 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     after: MessageId | None,
     oldest: bool,
     newest: bool,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Move a named cursor, or create it. A running subscriber of this name continues from the new place.
 
@@ -133,10 +116,10 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     \b
     broker cursors set audit/logins mailer --since 1h
     broker cursors set audit/logins mailer --oldest
-    """  # noqa: D301
+    """
     if [since is not None, after is not None, oldest, newest].count(True) != 1:
         raise click.UsageError("Give one of --since, --after, --oldest and --newest.")
-    with connect(url, deadline_s) as client:
+    with call.client() as client:
         place: IdPlace | None = after if since is None else before(since)
         if isinstance(since, Place) and place is not None:
             place = Place(id_of(place, "since"), since.generation)
@@ -145,10 +128,11 @@ def set_(  # noqa: PLR0913 - One parameter per option.
             place = Place(behind(found.latest), found.generation)
         expected = _version(client, topic, name)
         cursor = client.cursors.put(topic, name, place, expected=expected)
-        if as_json:
-            write_json(_json(client.cursors.get(topic, name)))
-    if not as_json:
-        write_line(f"{name} is at {_place(cursor)}", err=True)
+        if call.as_json:
+            call.write(_json(client.cursors.get(topic, name)))
+    if not call.as_json:
+        at = _BEGINNING if cursor.after is None else cursor.after.hex()
+        write_line(f"{name} is at {at}", err=True)
 
 
 def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
@@ -164,19 +148,13 @@ def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
 @_name_argument
 @yes_option
 @to_broker
-def delete(
-    *, topic: TopicId, name: str, yes: bool, url: str, deadline_s: float, as_json: bool
-) -> None:
+def delete(call: BrokerCall, topic: TopicId, name: str, yes: bool) -> None:
     """Delete a named cursor. A running subscriber of this name ends with an error.
 
     \b
     broker cursors delete audit/logins mailer --yes
-    """  # noqa: D301
-    of = f"{topic.namespace}/{topic.topic}"
-    confirm(f"Delete cursor {name} of {of}?", yes=yes, as_json=as_json)
-    with connect(url, deadline_s) as client:
+    """
+    confirm(f"Delete cursor {name} of {'/'.join(topic)}?", yes=yes, as_json=call.as_json)
+    with call.client() as client:
         deleted = client.cursors.delete(topic, name)
-    if as_json:
-        write_json({"deleted": deleted})
-    elif not deleted:
-        write_line(f"there is no cursor {name}", err=True)
+    call.write({"deleted": deleted}, None if deleted else f"there is no cursor {name}")

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, Literal, NamedTuple
 
 import click
 
-from broker.cli.options import (
-    TOPIC,
-    Command,
-    confirm,
-    connect,
-    id_type,
-    to_broker,
-    topic_argument,
-    yes_option,
-)
-from broker.cli.output import message_json, write_json, write_line, write_properties, write_table
+from broker.cli.broker_calls import BrokerCall, Command, Json, asks, confirm, to_broker, yes_option
+from broker.cli.options import TOPIC, id_type, topic_argument
+from broker.cli.output import message_json, write_line, write_properties, write_rows
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
 from broker.model import MessageId, TopicId
@@ -40,16 +32,13 @@ _all_option = click.option("--all", "every", is_flag=True, help="All open letter
 
 
 class _Named(NamedTuple):
-    """Which letters a command is about, and how it asks for them."""
+    """The letters that a command is about."""
 
     topic: TopicId
     ids: tuple[MessageId, ...]
     every: bool
     subscriber: str | None
     letters: TopicId | None
-    url: str
-    deadline_s: float
-    as_json: bool
 
 
 @click.group("dead-letters")
@@ -59,7 +48,7 @@ def dead_letters() -> None:
     \b
     broker dead-letters list shop/orders
     broker dead-letters retry shop/orders --all --subscriber mailer
-    """  # noqa: D301
+    """
 
 
 def _json(letter: OpenLetter) -> dict[str, Any]:
@@ -73,36 +62,31 @@ def _json(letter: OpenLetter) -> dict[str, Any]:
     }
 
 
+def _write_list(letters: list[Json]) -> None:
+    columns = {
+        "ID": "id",
+        "GIVEN UP": "time",
+        "SUBSCRIBER": "subscriber",
+        "TRIES": "tries",
+        "REASON": "reason",
+    }
+    if letters:
+        write_rows(columns, letters)
+
+
 @dead_letters.command(name="list")
 @topic_argument
 @_letters_option
 @_subscriber_option
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True)
-@to_broker
-def list_(  # noqa: PLR0913 - One parameter per option.
-    *,
-    topic: TopicId,
-    letters: TopicId | None,
-    subscriber: str | None,
-    limit: int,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
-) -> None:
+@asks(_write_list)
+def list_(client: SyncClient, topic: TopicId, **asked: Any) -> list[Json]:
     """List the open dead letters of a topic, the oldest first.
 
     \b
     broker dead-letters list shop/orders --subscriber mailer
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        found = client.dead_letters.list(topic, letters=letters, subscriber=subscriber, limit=limit)
-    if as_json:
-        write_json([_json(letter) for letter in found])
-    elif found:
-        rows = [
-            (each.id.hex(), each.time, each.subscriber, each.tries, each.reason) for each in found
-        ]
-        write_table(("ID", "GIVEN UP", "SUBSCRIBER", "TRIES", "REASON"), rows)
+    """
+    return [_json(letter) for letter in client.dead_letters.list(topic, **asked)]
 
 
 @dead_letters.command()
@@ -110,28 +94,19 @@ def list_(  # noqa: PLR0913 - One parameter per option.
 @click.argument("letter", type=id_type, metavar="ID")
 @_letters_option
 @to_broker
-def show(
-    *,
-    topic: TopicId,
-    letter: MessageId,
-    letters: TopicId | None,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
-) -> None:
+def show(call: BrokerCall, topic: TopicId, letter: MessageId, letters: TopicId | None) -> None:
     """Show a dead letter: why it was given up, and its message.
 
     \b
     broker dead-letters show shop/orders 0000019a0b0c0d0e00000000000000000000000a
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
+    """
+    with call.client() as client:
         found = client.dead_letters.get(topic, letter, letters=letters)
-    if as_json:
-        write_json(_json(found))
-        return
-    told = _json(found)
+    call.write(_json(found), lambda told: _write_letter(told, found.message.payload))
+
+
+def _write_letter(told: dict[str, Any], payload: bytes) -> None:
     message = told.pop("message")
-    payload = found.message.payload
     text = payload[:_SHOWN_MAX].decode("utf-8", "backslashreplace")
     write_properties(
         {
@@ -155,7 +130,7 @@ def _letters_named(command: Command) -> Command:
 @dead_letters.command()
 @_letters_named
 @to_broker
-def retry(**named: Any) -> None:
+def retry(call: BrokerCall, **letters: Any) -> None:
     """Publish the messages of dead letters again, for the subscriber that gave them up.
 
     Each comes behind all present messages of the topic. Subscribers with other names pass it by; other readers see it.
@@ -163,31 +138,25 @@ def retry(**named: Any) -> None:
     \b
     broker dead-letters retry shop/orders 0000019a0b0c0d0e00000000000000000000000a
     broker dead-letters retry shop/orders --all --subscriber mailer
-    """  # noqa: D301
-    of = _checked(_Named(**named))
-    with connect(of.url, of.deadline_s) as client:
-        _settle(client, of, client.dead_letters.retry, "retried")
+    """
+    _settle(call, _checked(_Named(**letters)), "retry", "retried")
 
 
 @dead_letters.command()
 @_letters_named
 @yes_option
 @to_broker
-def drop(*, yes: bool, **named: Any) -> None:
+def drop(call: BrokerCall, *, yes: bool, **letters: Any) -> None:
     """Drop dead letters: no command lists them any more. Their topic has them until they expire.
 
     \b
     broker dead-letters drop shop/orders 0000019a0b0c0d0e00000000000000000000000a --yes
-    """  # noqa: D301
-    of = _checked(_Named(**named))
+    """
+    of = _checked(_Named(**letters))
     count = "all" if of.every else str(len(of.ids))
-    confirm(
-        f"Drop {count} dead letters of {of.topic.namespace}/{of.topic.topic}?",
-        yes=yes,
-        as_json=of.as_json,
-    )
-    with connect(of.url, of.deadline_s) as client:
-        _settle(client, of, client.dead_letters.drop, "dropped")
+    question = f"Drop {count} dead letters of {'/'.join(of.topic)}?"
+    confirm(question, yes=yes, as_json=call.as_json)
+    _settle(call, of, "drop", "dropped")
 
 
 def _checked(of: _Named) -> _Named:
@@ -212,12 +181,13 @@ def _chosen(client: SyncClient, of: _Named) -> Iterator[OpenLetter]:
         yield from new
 
 
-def _settle(client: SyncClient, of: _Named, settle: Callable[..., object], done: str) -> None:
+def _settle(call: BrokerCall, of: _Named, way: Literal["retry", "drop"], done: str) -> None:
     settled: list[str] = []
-    for letter in _chosen(client, of):
-        settle(of.topic, letter, letters=of.letters)
-        settled.append(letter.id.hex())
-        if not of.as_json:
-            write_line(f"{settled[-1]} {done}")
-    if of.as_json:
-        write_json({done: settled})
+    with call.client() as client:
+        settle = getattr(client.dead_letters, way)
+        for letter in _chosen(client, of):
+            settle(of.topic, letter, letters=of.letters)
+            settled.append(letter.id.hex())
+            if not call.as_json:
+                write_line(f"{settled[-1]} {done}")
+    call.write({done: settled})

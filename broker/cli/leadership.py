@@ -1,22 +1,21 @@
-"""The steering commands of ``broker cluster``: show nodes and leaders, drain nodes, move topics."""
+"""The steering commands of ``broker cluster``: drain nodes, move topics."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import click
 
-from broker.cli.cluster_text import ProgressLine, write_status
-from broker.cli.options import TOPIC, SpanType, connect, to_broker, topic_argument
-from broker.cli.output import write_json, write_line, write_table
+from broker.cli.broker_calls import BrokerCall, Command, Json, asks, to_broker
+from broker.cli.options import SpanType, topic_argument
+from broker.cli.output import rewrite_line, write_line
 from broker.client import SyncClient, admin
 from broker.errors import Overloaded
 from broker.model import TopicId
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 LOOK_EVERY_S: Final = 0.2
 _node_argument = click.argument("node", metavar="NODE")
@@ -37,71 +36,10 @@ def _wait_options(command: Command) -> Command:
 
 
 @click.command()
-@click.option(
-    "--topics", "with_topics", is_flag=True, help="List also each node's topics and their epochs."
-)
-@to_broker
-def status(*, with_topics: bool, url: str, deadline_s: float, as_json: bool) -> None:
-    """Show all nodes, the slots and topics that they lead, and their health.
-
-    Each node reports the slots and topics that it leads, and how ZooKeeper and its storage answer. A node
-    that does not answer is shown as silent.
-
-    \b
-    broker cluster status
-    broker cluster status --topics --json
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        answer = client.ask(admin.status(with_topics=with_topics))
-    if as_json:
-        write_json(answer)
-        return
-    write_status(answer)
-    if with_topics:
-        _write_topics(answer)
-
-
-def _write_topics(answer: dict[str, Any]) -> None:
-    led = [
-        (one["topic"], str(row["node"]), str(one["epoch"]))
-        for row in answer["nodes"]
-        for one in (row["view"] or {}).get("topics") or ()
-    ]
-    write_line()
-    write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
-    more = sum(row["view"]["topics_led"] for row in answer["nodes"] if row["view"]) - len(led)
-    if more > 0:
-        write_line(f"and {more} more", err=True)
-
-
-@click.command()
-@click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="NS/TOPIC...")
-@to_broker
-def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json: bool) -> None:
-    """Show the leader of each topic.
-
-    The epoch is empty if no message was written to the topic since its leader changed.
-
-    \b
-    broker cluster leaders audit/logins
-    broker cluster leaders audit/logins jobs/states --json
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        found = [{"topic": _name(topic), **client.ask(admin.leader(topic))} for topic in topics]
-    if as_json:
-        write_json(found)
-        return
-    rows = [[_text(led[column]) for column in ("topic", "node", "url", "epoch")] for led in found]
-    write_table(("TOPIC", "NODE", "URL", "EPOCH"), rows)
-
-
-@click.command()
 @_node_argument
 @_wait_options
 @to_broker
-def drain(
-    *, node: str, wait: bool, wait_s_max: float, url: str, deadline_s: float, as_json: bool
-) -> None:
+def drain(call: BrokerCall, node: str, wait: bool, wait_s_max: float) -> None:
     """Drain a node: hand over all its topics to the other nodes.
 
     The node goes on serving, and forwards requests to the leaders. It stays drained, also after a restart,
@@ -110,38 +48,35 @@ def drain(
     \b
     broker cluster drain 2 --wait
     broker cluster drain http://10.0.0.2:8080
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
+    """
+    with call.client() as client:
         answer = client.ask(admin.drain(node))
         number = answer["node"]
         if wait:
-            _wait(lambda: _still_led(client, number), wait_s_max, silent=as_json)
-    if as_json:
-        write_json(answer)
-        return
-    write_line(f"node {number} {'leads nothing' if wait else 'is drained'}", err=True)
-    if not wait:
+            _wait(lambda: _still_led(client, number), wait_s_max, silent=call.as_json)
+    done = "leads nothing" if wait else "is drained"
+    call.write(answer, f"node {number} {done}")
+    if not (wait or call.as_json):
         write_line("Its topics are moving. See the progress with: broker cluster status", err=True)
+
+
+def _write_undrained(answer: Json) -> None:
+    done = "may lead again" if answer["changed"] else "was not drained"
+    write_line(f"node {answer['node']} {done}", err=True)
 
 
 @click.command()
 @_node_argument
-@to_broker
-def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
+@asks(_write_undrained)
+def undrain(client: SyncClient, node: str) -> Json:
     """Let a drained node lead again.
 
     It takes over its share of the topics.
 
     \b
     broker cluster undrain 2
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        answer = client.ask(admin.undrain(node))
-    if as_json:
-        write_json(answer)
-        return
-    done = "may lead again" if answer["changed"] else "was not drained"
-    write_line(f"node {answer['node']} {done}", err=True)
+    """
+    return client.ask(admin.undrain(node))
 
 
 @click.command()
@@ -149,16 +84,7 @@ def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
 @_node_argument
 @_wait_options
 @to_broker
-def move(  # noqa: PLR0913 - One parameter per option.
-    *,
-    topic: TopicId,
-    node: str,
-    wait: bool,
-    wait_s_max: float,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
-) -> None:
+def move(call: BrokerCall, topic: TopicId, node: str, wait: bool, wait_s_max: float) -> None:
     """Pin a topic to a node.
 
     The node leads the topic while it is running and not drained.
@@ -166,42 +92,34 @@ def move(  # noqa: PLR0913 - One parameter per option.
     \b
     broker cluster move audit/logins 2 --wait
     broker cluster move audit/logins http://10.0.0.2:8080
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
+    """
+    with call.client() as client:
         answer = client.ask(admin.pin(topic, node))
         number = answer["node"]
         if wait:
-            _wait(lambda: _other_leader(client, topic, number), wait_s_max, silent=as_json)
-    if as_json:
-        write_json(answer)
-        return
-    done = "is led by" if wait else "is pinned to"
-    write_line(f"{_name(topic)} {done} node {number}", err=True)
-    if not wait:
-        write_line(
-            f"It is moving. See its leader with: broker cluster leaders {_name(topic)}", err=True
-        )
+            _wait(lambda: _other_leader(client, topic, number), wait_s_max, silent=call.as_json)
+    name, done = "/".join(topic), "is led by" if wait else "is pinned to"
+    call.write(answer, f"{name} {done} node {number}")
+    if not (wait or call.as_json):
+        write_line(f"It is moving. See its leader with: broker cluster leaders {name}", err=True)
 
 
 @click.command()
 @topic_argument
 @to_broker
-def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
+def unpin(call: BrokerCall, topic: TopicId) -> None:
     """Remove a topic's pin: any node may lead it again.
 
     \b
     broker cluster unpin audit/logins
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
+    """
+    with call.client() as client:
         answer = client.ask(admin.unpin(topic))
-    if as_json:
-        write_json(answer)
-        return
     done = "is no longer pinned" if answer["changed"] else "had no pin"
-    write_line(f"{_name(topic)} {done}", err=True)
+    call.write(answer, f"{'/'.join(topic)} {done}")
 
 
-COMMANDS: Final = (status, leaders, drain, undrain, move, unpin)
+COMMANDS: Final = (drain, undrain, move, unpin)
 
 
 # --- Waiting ---------------------------------------------------------------------------------------
@@ -233,7 +151,7 @@ def _other_leader(client: SyncClient, topic: TopicId, node: int) -> str | None:
         led = next((one for one in _nodes_that_lead(client, topic) if one != node), node)
     if led == node:
         return None
-    return f"{_name(topic)} is led by {'no node' if led is None else f'node {led}'}"
+    return f"{'/'.join(topic)} is led by {'no node' if led is None else f'node {led}'}"
 
 
 def _nodes_that_lead(client: SyncClient, topic: TopicId) -> list[int]:
@@ -263,9 +181,26 @@ def _wait(
         progress.end()
 
 
-def _name(topic: TopicId) -> str:
-    return f"{topic.namespace}/{topic.topic}"
+class ProgressLine:
+    """One line on standard error that shows progress; a terminal overwrites it, a file gets more lines."""
 
+    def __init__(self, *, silent: bool) -> None:
+        """Make the line; it writes nothing if ``silent``."""
+        self._silent = silent
+        self._shown = ""
+        self._rewrites = sys.stderr.isatty()
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
+    def __call__(self, text: str) -> None:
+        """Show a text about the progress; do nothing if it is already shown."""
+        if self._silent or text == self._shown:
+            return
+        if self._rewrites:
+            rewrite_line(text.ljust(len(self._shown)))
+        else:
+            write_line(text, err=True)
+        self._shown = text
+
+    def end(self) -> None:
+        """End the line."""
+        if self._rewrites and self._shown:
+            write_line(err=True)

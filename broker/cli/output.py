@@ -24,10 +24,12 @@ from broker.moments import rfc3339_or_none
 from broker.wire.json_numbers import shown_long
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
     from rich.text import Text
 
 _WIDTH_OF_A_PIPE: Final = 220
 _WIDTH_MAX: Final = 10_000
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 class OutputFailed(OSError):
@@ -88,6 +90,15 @@ def cell(text: str, style: str = "") -> Text:
 def time_text(timestamp_ms: int) -> str:
     """Return a time in RFC 3339, in UTC, with milliseconds; the digits alone if it is beyond the calendar."""
     return rfc3339_or_none(timestamp_ms) or str(timestamp_ms)
+
+
+def size_text(size: float) -> str:
+    """Return a size with a unit, in three or four digits."""
+    for unit in _UNITS[:-1]:
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} {_UNITS[-1]}"
 
 
 def payload_json(payload: bytes) -> dict[str, str]:
@@ -182,9 +193,34 @@ def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         write_line("  ".join(cells).rstrip())
 
 
+def write_rows(
+    columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], *, none: str = ""
+) -> None:
+    """Write JSON objects as a table. ``columns`` names the field of each column; ``none`` is the text of no value."""
+    cells = ([row[field] for field in columns.values()] for row in rows)
+    write_table(
+        tuple(columns), [[none if one is None else str(one) for one in row] for row in cells]
+    )
+
+
 def write_properties(properties: Mapping[str, object]) -> None:
     """Write names and values, one pair a line."""
     named = [(escaped(name), value) for name, value in properties.items()]
     width = max((len(name) for name, _ in named), default=0)
     for name, value in named:
         write_line(f"{name.ljust(width)}  {value}")
+
+
+def bar(*columns: ProgressColumn, shown: bool) -> Progress:
+    """Return a progress bar on standard error with these columns behind it, invisible unless ``shown``."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and --json does not need it.
+    from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not shown,
+    )

@@ -1,4 +1,4 @@
-"""The commands ``broker poll``, ``broker browse`` and ``broker stats``."""
+"""The commands ``broker poll`` and ``broker browse``."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from itertools import takewhile
 
 import click
 
+from broker.cli import message_options as reading
 from broker.cli import output
-from broker.cli import span as spans
-from broker.cli.line_layout import (
+from broker.cli.broker_calls import BrokerCall, to_broker
+from broker.cli.message_options import (
     LineLayout,
+    Span,
     check_one_form,
     chosen,
     format_option,
-    layout_options,
-    write_message,
-)
-from broker.cli.options import PlaceGiven, SpanType, connect, to_broker, topic_argument
-from broker.cli.span import (
-    Span,
     last_option,
+    layout_options,
     limit_option,
     since_option,
     span_options,
     until_option,
+    write_message,
 )
+from broker.cli.options import PlaceGiven, SpanType, topic_argument
 from broker.client import BrowsePage
 from broker.model import Message, MessageId, TopicId
 
@@ -42,7 +41,8 @@ from broker.model import Message, MessageId, TopicId
 )
 @layout_options
 @to_broker
-def poll(  # noqa: PLR0913 - One parameter per option.
+def poll(
+    call: BrokerCall,
     *,
     topic: TopicId,
     since: PlaceGiven | None,
@@ -53,9 +53,6 @@ def poll(  # noqa: PLR0913 - One parameter per option.
     wait_s: float | None,
     layout: LineLayout | None,
     ids: bool,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Poll once, as a consumer does, and write the messages.
 
@@ -63,11 +60,11 @@ def poll(  # noqa: PLR0913 - One parameter per option.
     broker poll audit/logins -n 10
     broker poll audit/logins --last 5 -f '{time} {payload}'
     broker poll audit/logins --since 2026-01-31T12:00:00Z --until 1h --json
-    """  # noqa: D301
+    """
     span = Span(since, after, until, last).checked()
-    form = chosen(layout, ids=ids, as_json=as_json)
-    with connect(url, deadline_s) as client:
-        start = spans.start(client, topic, span)
+    form = chosen(layout, ids=ids, as_json=call.as_json)
+    with call.client() as client:
+        start = reading.start(client, topic, span)
         messages = client.poll(
             topic, start.place, inclusive=start.inclusive, limit=limit, wait_s=wait_s
         )
@@ -85,7 +82,8 @@ def poll(  # noqa: PLR0913 - One parameter per option.
 @click.option("--full", is_flag=True, help="Show whole payloads, not only their first KiB.")
 @format_option
 @to_broker
-def browse(  # noqa: PLR0913 - One parameter per option.
+def browse(
+    call: BrokerCall,
     *,
     topic: TopicId,
     since: PlaceGiven | None,
@@ -95,9 +93,6 @@ def browse(  # noqa: PLR0913 - One parameter per option.
     descending: bool,
     full: bool,
     layout: LineLayout | None,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Look at messages, also at uncommitted and rolled-back ones, which consumers don't see.
 
@@ -108,11 +103,11 @@ def browse(  # noqa: PLR0913 - One parameter per option.
     broker browse audit/logins --last 10
     broker browse audit/logins --since 1h --json
     broker browse audit/logins --desc -f '{id} {payload}'
-    """  # noqa: D301
+    """
     Span(since=since, last=last).checked()
-    check_one_form(layout, json=as_json)
+    check_one_form(layout, json=call.as_json)
     backwards = descending or last is not None
-    with connect(url, deadline_s) as client:
+    with call.client() as client:
         page = client.browse(
             topic,
             start=since,
@@ -123,8 +118,8 @@ def browse(  # noqa: PLR0913 - One parameter per option.
         )
     if last is not None and not descending:
         page = BrowsePage(page.messages[::-1], page.next)
-    _write_page(page, layout, as_json=as_json)
-    if page.next is not None and not as_json:
+    _write_page(page, layout, as_json=call.as_json)
+    if page.next is not None and not call.as_json:
         output.write_line(f"more: {'--until' if backwards else '--since'} {page.next}", err=True)
 
 
@@ -143,28 +138,3 @@ def _write_page(page: BrowsePage, layout: LineLayout | None, *, as_json: bool) -
     else:
         heads: Sequence[str] = ("ID", "TIME", "BYTES", "KIND", "PAYLOAD")
         output.write_table(heads, map(output.browsed_line, page.messages))
-
-
-@click.command()
-@topic_argument
-@to_broker
-def stats(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
-    """Show a topic's figures: messages, bytes, first and last message, rates.
-
-    \b
-    broker stats audit/logins
-    """  # noqa: D301
-    with connect(url, deadline_s) as client:
-        figures = client.stats(topic)
-    if as_json:
-        output.write_json(figures)
-        return
-    output.write_properties({name: _figure(value) for name, value in figures.items()})
-
-
-def _figure(value: object) -> str:
-    if not isinstance(value, dict):
-        return "none" if value is None else str(value)
-    if set(value) == {"value", "estimate"}:
-        return f"{value['value']}" + (" (estimate)" if value["estimate"] else "")
-    return ", ".join(f"{name} {part}" for name, part in value.items())

@@ -27,10 +27,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from broker.cli.given_options import GivenOptions
-from broker.cli.options import DoneInPart, NotNow
+from broker.cli.broker_calls import address
+from broker.cli.contexts import GivenOptions
 from broker.cli.output import OutputFailed, write_line, write_lines
-from broker.cli.troubles import address
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
 from broker.escapes import escaped
@@ -64,6 +63,21 @@ _NEEDS_AN_EXISTING_TOPIC: Final = {"topics show", "topics set", "topics delete",
 
 _LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}
 _PORT_DEFAULT: Final = 8080
+
+
+class NotNow(Exception):
+    """A service that this command itself needs (storage, ZooKeeper) is not available now.
+
+    It differs from a broker that can't be reached: there the advice is to start a broker.
+    """
+
+    def __init__(self, error: UnavailableError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class DoneInPart(click.ClickException):
+    """A command failed after it had done a part of its work, or may have done it: its outcome is unknown."""
 
 
 class Problem(NamedTuple):

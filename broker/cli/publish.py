@@ -10,23 +10,18 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 from typing_extensions import override
 
-from broker.cli.bounded_lines import bounded_lines
-from broker.cli.options import (
-    DoneInPart,
-    connect,
-    name_and_value,
-    to_broker,
-    topic_argument,
-    ttl_option,
-)
-from broker.cli.published import Tally
+from broker.cli.broker_calls import BrokerCall, to_broker
+from broker.cli.options import name_and_value, topic_argument, ttl_option
+from broker.cli.output import bar, write_json, write_line
+from broker.cli.problems import DoneInPart
+from broker.cli.small_files import bounded_lines, chunked
 from broker.client import Published, SyncClient
+from broker.client.acknowledgements import ids_of
 from broker.errors import BrokerError
-from broker.model import TopicId
+from broker.model import MessageId, TopicId
 
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 1 << 20
@@ -70,19 +65,77 @@ class _Order(NamedTuple):
         )
 
 
+class Tally:
+    """The messages that the requests of one command published, in order, and the output about them.
+
+    Standard output has only the ids, one on each line, so that another program can read them. With ``--lines`` it has
+    nothing, since a file may have millions of lines. Text for people goes to standard error. With ``--json`` standard
+    output has one object with everything.
+    """
+
+    def __init__(self, topic: TopicId) -> None:
+        """Start an empty tally of a topic."""
+        self._name = "/".join(topic)
+        self._first: MessageId | None = None
+        self._last: MessageId | None = None
+        self.messages = 0
+        self.already = 0
+        """The number of them that were published before, with the same idempotency key."""
+
+    def add(self, published: Published, messages: int, *, is_keyed: bool) -> None:
+        """Count an acknowledged request; ``is_keyed`` if the user gave an idempotency key."""
+        if not self.messages:
+            self._first = published.first_id
+        self._last = published.last_id
+        self.messages += messages
+        if is_keyed and published.replayed:
+            self.already += messages
+
+    def write(self, *, as_json: bool, ids: bool) -> None:
+        """Write the tally; with ``ids``, for a single request, also the id of each message."""
+        listed = self._ids() if ids else None
+        if as_json:
+            self._write_json(listed)
+            return
+        for identifier in listed or ():
+            write_line(identifier.hex())
+        if listed is None or self.already:
+            write_line(self._sentence(), err=True)
+
+    def _ids(self) -> list[MessageId] | None:
+        if self._first is None or self._last is None:
+            return None
+        return ids_of(self._first, self._last, self.messages)
+
+    def _write_json(self, listed: list[MessageId] | None) -> None:
+        value: dict[str, object] = {
+            "topic": self._name,
+            "published": self.messages,
+            "already_published": self.already,
+            "first_id": None if self._first is None else self._first.hex(),
+            "last_id": None if self._last is None else self._last.hex(),
+        }
+        if listed is not None:
+            value["ids"] = [identifier.hex() for identifier in listed]
+        write_json(value)
+
+    def _sentence(self) -> str:
+        count = f"{self.messages:,} message" + ("" if self.messages == 1 else "s")
+        text = f"published {count} to {self._name}"
+        if self.already == self.messages > 0:
+            text = f"already published with the same idempotency key: {count} to {self._name}"
+        elif self.already:
+            text += f", {self.already:,} of them already before, with the same idempotency key"
+        if self._first is None or self._last is None:
+            return text
+        first, last = self._first.hex(), self._last.hex()
+        return f"{text}: {first}" + ("" if first == last else f" … {last}")
+
+
 def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Cut lines into requests. The same lines give the same requests, so their idempotency keys match."""
-    batch: list[bytes] = []
-    size = 0
-    for line in lines:
-        message = line.removesuffix(b"\n")
-        if batch and (len(batch) >= BATCH_MESSAGES_MAX or size + len(message) > BATCH_BYTES_MAX):
-            yield batch
-            batch, size = [], 0
-        batch.append(message)
-        size += len(message)
-    if batch:
-        yield batch
+    messages = (line.removesuffix(b"\n") for line in lines)
+    return chunked(messages, len, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX)
 
 
 @contextmanager
@@ -153,14 +206,7 @@ def _progress(file: IO[bytes]) -> Progress:
     """Return a progress bar on standard error; it is visible only at a terminal, for a large file or a pipe."""
     size = _size(file)
     shown = sys.stderr.isatty() and (size is None or size >= LONG_BYTES)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    return Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not shown,
-    )
+    return bar(DownloadColumn(), TimeRemainingColumn(), shown=shown)
 
 
 def _headers(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, bytes]:
@@ -229,7 +275,8 @@ def _one_source(
 )
 @ttl_option("The lifetime of the messages: seconds, or 30m, 12h, 1d, 2w.")
 @to_broker
-def publish(  # noqa: PLR0913 - One parameter per option.
+def publish(
+    call: BrokerCall,
     *,
     topic: TopicId,
     messages: tuple[str, ...],
@@ -239,9 +286,6 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     headers: dict[str, bytes],
     idempotency_key: str | None,
     ttl_s: int | None,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Publish messages, a file, or each line of a file; return when they are stored and synced.
 
@@ -258,7 +302,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     curl -s https://example.org/feed | broker publish audit/feeds -
     broker publish audit/logins --lines /var/log/dpkg.log --idempotency-key dpkg-1
     journalctl -b | broker publish audit/journal --lines -
-    """  # noqa: D301
+    """
     words, whole = _one_source(messages, lines, file)
     order, tally = _Order(topic, idempotency_key, ttl_s, key, headers), Tally(topic)
     with ExitStack() as stack:
@@ -269,11 +313,11 @@ def publish(  # noqa: PLR0913 - One parameter per option.
                 if whole is not None
                 else [os.fsencode(each) for each in words]
             )
-            client = stack.enter_context(connect(url, deadline_s))
+            client = stack.enter_context(call.client())
             tally.add(order.publish(client, payloads), len(payloads), is_keyed=order.is_keyed)
         else:
             source = stack.enter_context(_opened(lines))
-            client = stack.enter_context(connect(url, deadline_s))
+            client = stack.enter_context(call.client())
             bar = stack.enter_context(_progress(source))
             _publish_lines(client, order, source, bar, tally)
-    tally.write(as_json=as_json, ids=lines is None)
+    tally.write(as_json=call.as_json, ids=lines is None)

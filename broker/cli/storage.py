@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import TextColumn
 
-from broker.cli.open_problems import add_damage_advice, cannot_open, repair_advice
-from broker.cli.options import NotNow, json_option, topic_argument
-from broker.cli.output import write_json, write_line, write_properties, write_table
-from broker.cli.serve import configured_by, resolved
+from broker.cli.broker_calls import json_option
+from broker.cli.options import topic_argument
+from broker.cli.output import bar, write_json, write_line, write_properties, write_table
+from broker.cli.problems import NotNow
+from broker.cli.serve import add_damage_advice, cannot_open, configured_by, repair_advice, resolved
 from broker.config import sources
 from broker.errors import StorageCorrupt, UnavailableError, install_command
 
@@ -56,7 +56,7 @@ def storage() -> None:
     broker storage show audit/logins --entries 20
     broker storage repair data mended
     broker storage sweep data
-    """  # noqa: D301
+    """
 
 
 @storage.command()
@@ -81,7 +81,7 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     broker storage verify data
     broker storage verify --hbase-gateways hbase1:9090,hbase2:9090
     broker storage verify --config node1.toml --json
-    """  # noqa: D301
+    """
     config = resolved(file, flags).config
     _check_one_store(directory, flags)
     on_disk = directory is not None or not config.hbase.hbase_gateways
@@ -172,7 +172,7 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
 )
 @configured_by({"hbase"})
 @json_option
-def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
+def show(
     topic: TopicId,
     directory: Path | None,
     pages_max: int,
@@ -191,7 +191,7 @@ def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
     broker storage show audit/logins --dir data --entries 100 --json
     broker storage show audit/logins --hbase-gateways hbase1:9090 --payload-log 1700000000000000
     curl -s localhost:8080/v1/transactions/snapshot | broker storage show audit/logins --snapshot -
-    """  # noqa: D301
+    """
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
     from broker.storage.keys import LogId  # noqa: PLC0415
     from broker.storage.shown_log import shown  # noqa: PLC0415
@@ -232,7 +232,7 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
 
     \b
     broker storage repair data mended && broker serve --data-dir mended
-    """  # noqa: D301
+    """
     from broker.storage.leveldb import directory_repair  # noqa: PLC0415 - Only these commands need LevelDB.
 
     with _store_errors(copy, "write"), _progress("mending") as tell:
@@ -255,7 +255,7 @@ def sweep(directory: Path, as_json: bool) -> None:
 
     \b
     broker storage sweep data
-    """  # noqa: D301
+    """
     from broker import logs  # noqa: PLC0415
     from broker.node import node  # noqa: PLC0415
 
@@ -285,7 +285,7 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
     broker storage init /var/lib/broker
     broker storage init --hbase-gateways hbase1:9090,hbase2:9090
     broker storage init --config node1.toml
-    """  # noqa: D301
+    """
     if directory is None:
         _init_tables(resolved(file, flags).config, as_json=as_json)
         return
@@ -361,17 +361,9 @@ def _progress(what: str) -> Iterator[Tell]:
     counted = TextColumn(
         "{task.completed:.0f} of {task.total:.0f} topics, {task.fields[megabytes]} MB"
     )
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        counted,
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task(what, total=0, megabytes=0)
-        yield lambda seen: bar.update(
+    with bar(counted, shown=sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=0, megabytes=0)
+        yield lambda seen: progress.update(
             task, completed=seen.topics, total=seen.topics_all, megabytes=seen.bytes >> 20
         )
 

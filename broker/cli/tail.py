@@ -14,10 +14,20 @@ from typing import NamedTuple
 import click
 
 from broker.cli import cursorfile
-from broker.cli import span as spans
-from broker.cli.line_layout import LineLayout, chosen, layout_options, write_message
-from broker.cli.options import DoneInPart, PlaceGiven, connect, to_broker, topic_argument
-from broker.cli.span import Span, SpanStart, limit_option, span_options
+from broker.cli import message_options as reading
+from broker.cli.broker_calls import BrokerCall, to_broker
+from broker.cli.message_options import (
+    LineLayout,
+    Span,
+    SpanStart,
+    chosen,
+    layout_options,
+    limit_option,
+    span_options,
+    write_message,
+)
+from broker.cli.options import PlaceGiven, topic_argument
+from broker.cli.problems import DoneInPart
 from broker.client import SyncClient, TailOptions
 from broker.clock import SystemClock
 from broker.model import Message, MessageId, TopicId
@@ -46,7 +56,7 @@ class _TailSink(NamedTuple):
 
     def _run(self, command: list[str], message: Message) -> None:
         known = {
-            "BROKER_TOPIC": f"{self.topic.namespace}/{self.topic.topic}",
+            "BROKER_TOPIC": "/".join(self.topic),
             "BROKER_MESSAGE_ID": message.id.hex(),
             "BROKER_MESSAGE_TIMESTAMP_MS": str(message.timestamp_ms),
         }
@@ -77,8 +87,9 @@ class _Bookmark(NamedTuple):
 
 def _bookmark(client: SyncClient, topic: TopicId, file: Path) -> _Bookmark:
     """Read a cursor file. Raises click.ClickException if it belongs to another topic or broker."""
-    name = f"{topic.namespace}/{topic.topic}"
-    log = cursorfile.CursorLog(name, client.topic(topic).generation, client.settings.urls)
+    log = cursorfile.CursorLog(
+        "/".join(topic), client.topic(topic).generation, client.settings.urls
+    )
     found = cursorfile.load(file)
     if found is not None:
         cursorfile.check(file, found.log, log)
@@ -130,7 +141,8 @@ def _follows(follow: bool | None, until: PlaceGiven | None) -> bool:
 )
 @layout_options
 @to_broker
-def tail(  # noqa: PLR0913 - One parameter per option.
+def tail(
+    call: BrokerCall,
     *,
     topic: TopicId,
     since: PlaceGiven | None,
@@ -144,9 +156,6 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     committed: bool,
     layout: LineLayout | None,
     ids: bool,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Write a topic's messages, from the oldest on, then new messages as they arrive.
 
@@ -162,16 +171,16 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     broker tail audit/logins --no-follow --json | jq .payload
     broker tail orders/placed --committed
     broker tail jobs/states --exec 'python react.py' --cursor states.cursor
-    """  # noqa: D301
+    """
     span = Span(since, after, until, last).checked()
     follows = _follows(follow, until)
-    sink = _TailSink(topic, command, chosen(layout, ids=ids, as_json=as_json))
-    with connect(url, deadline_s) as client:
+    sink = _TailSink(topic, command, chosen(layout, ids=ids, as_json=call.as_json))
+    with call.client() as client:
         mark = _bookmark(client, topic, cursor) if cursor is not None else None
         start = _start(client, topic, span, mark)
         options = TailOptions(
             follow=follows,
-            give_up_after_s=None if follows else deadline_s,
+            give_up_after_s=None if follows else call.deadline_s,
             generation=None if mark is None else mark.log.generation,
         )
         for message in islice(
@@ -185,7 +194,7 @@ def tail(  # noqa: PLR0913 - One parameter per option.
 def _start(client: SyncClient, topic: TopicId, span: Span, mark: _Bookmark | None) -> SpanStart:
     if mark is not None and mark.found is not None:
         return SpanStart(mark.found.after, inclusive=False)
-    return spans.start(client, topic, span)
+    return reading.start(client, topic, span)
 
 
 def _messages(

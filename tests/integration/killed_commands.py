@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.cli import app
-from broker.cli.transfer import exports, imports, sidecars
+from broker.cli import small_files as files
+from broker.cli.transfer import exports, imports
 from broker.cli.transfer.formats import FORMATS
 from broker.client import SyncClient
 from tests.kit.fork_server import CONTEXT, preload
@@ -59,7 +60,7 @@ def _run(url: str, kill_at: int, words: tuple[str, ...], errors: Path) -> None:
         return stepping
 
     owners: list[tuple[Any, tuple[str, ...]]] = [
-        (sidecars, ("write_json", "place")),
+        (files, ("write_json", "place")),
         (SyncClient, ("publish",)),
         *((type(kind), ("append", "finish", "discard")) for kind in FORMATS.values()),
     ]

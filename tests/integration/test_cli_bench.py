@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.cli.bench.publish_load import Load, publish
-from broker.cli.bench.tail_load import tail
+from broker.cli.bench import Load, publish_load, tail_load
 from broker.client import Client, SyncClient, TopicNotFound
 from broker.model import TopicId
 from tests.kit.served import ServedNode
@@ -33,7 +32,7 @@ def node() -> Iterator[ServedNode]:
 async def test_each_acknowledged_message_is_counted(node: ServedNode) -> None:
     async with Client(node.url) as client:
         before = (await client.stats(TOPIC))["published"]
-        told = await publish(client, Load(TOPIC, 50, None, 0.2, 3, 10))
+        told = await publish_load(client, Load(TOPIC, 50, None, 0.2, 3, 10))
         assert (await client.stats(TOPIC))["published"] - before == told["messages"] > 0
     assert told["bytes"] == 50 * told["messages"]
     assert told["latency_ms"]["p50"] <= told["latency_ms"]["p99"] <= told["latency_ms"]["max"]
@@ -43,19 +42,19 @@ async def test_each_acknowledged_message_is_counted(node: ServedNode) -> None:
 
 async def test_a_rate_limits_the_number_of_publishes(node: ServedNode) -> None:
     async with Client(node.url) as client:
-        told = await publish(client, Load(TOPIC, 50, 100.0, 0.3, 4, 1))
+        told = await publish_load(client, Load(TOPIC, 50, 100.0, 0.3, 4, 1))
     assert 0 < told["messages"] <= 30
 
 
 async def test_a_tail_measures_the_latency_of_stamped_messages(node: ServedNode) -> None:
     async with Client(node.url) as client:
         await client.publish(TOPIC, b"before")
-        tailing = asyncio.ensure_future(tail(client, TOPIC, DEADLINE_S))
+        tailing = asyncio.ensure_future(tail_load(client, TOPIC, DEADLINE_S))
         received = 0.0
         async with asyncio.timeout(DEADLINE_S):
             while not received:  # The tail misses messages from before its begin.
                 await client.publish(TOPIC, b"without a stamp")
-                await publish(client, Load(TOPIC, 50, None, 0.1, 2, 1))
+                await publish_load(client, Load(TOPIC, 50, None, 0.1, 2, 1))
                 received = (await client.stats(TOPIC))["rates"]["poll_per_s"]
         tailing.cancel()
         told = await tailing
@@ -67,8 +66,8 @@ async def test_a_tail_measures_the_latency_of_stamped_messages(node: ServedNode)
 async def test_a_missing_topic_is_an_error_before_the_measurement(node: ServedNode) -> None:
     async with Client(node.url) as client:
         for work in (
-            publish(client, Load(TopicId("bench", "none"), 50, None, 60, 1, 1)),
-            tail(client, TopicId("bench", "none"), 60),
+            publish_load(client, Load(TopicId("bench", "none"), 50, None, 60, 1, 1)),
+            tail_load(client, TopicId("bench", "none"), 60),
         ):
             with pytest.raises(TopicNotFound):
                 await work

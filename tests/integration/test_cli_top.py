@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.cli import app, troubles
+from broker.cli import app
+from broker.cli import broker_calls as calls
 from broker.client import SyncClient
 from tests.kit.served import ServedNode
 
@@ -54,7 +55,7 @@ def test_without_a_broker_it_says_so(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr(troubles, "SOON_S", 0.0)
+    monkeypatch.setattr(calls, "SOON_S", 0.0)
     with pytest.raises(SystemExit) as left:
         app.run(["top", "--once", "--deadline", "0.2"])
     assert left.value.code == 4

@@ -12,9 +12,8 @@ import pytest
 
 from broker.cli.transfer import commands, exports, imports
 from broker.cli.transfer.avrofile import AvroFile
-from broker.cli.transfer.contents import Contents
-from broker.cli.transfer.formats import FORMATS
-from broker.cli.transfer.jsonlines import JsonLines
+from broker.cli.transfer.file_records import Contents
+from broker.cli.transfer.formats import FORMATS, JsonLines
 from broker.client import Message, NewMessage, SyncClient
 from broker.config.sections import Config, LimitsConfig
 from tests.integration.killed_commands import CHUNK, died

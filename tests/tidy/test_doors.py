@@ -38,7 +38,7 @@ DOORS = {
         "broker/api/arrow.py",
         "broker/client/bulk.py",
         "broker/client/dataframes.py",
-        "broker/cli/transfer/avro_container.py",
+        "broker/cli/transfer/avrofile.py",
         "broker/cli/transfer/parquetfile.py",
         "broker/spark/*",
         "broker/streams/passes.py",
@@ -147,7 +147,7 @@ TERMINAL = re.compile(
 TERMINAL_DOORS = {
     "broker/cli/output.py",
     "broker/cli/completion.py",  # A script of its own, and names that it escapes.
-    "broker/cli/line_layout.py",
+    "broker/cli/message_options.py",
     "broker/local/__main__.py",
     "broker/local/servers/__main__.py",
     "chaos/verdict_text.py",

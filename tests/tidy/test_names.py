@@ -33,7 +33,6 @@ MIRRORS = {
     "memory": "each port's implementation in memory",
     "node": "a node, and a simulated one",
     "placement": "of topics on nodes, and its operations",
-    "properties": "of a topic, in a call and in a command",
     "prune": "of invalid transactions, and its operation",
     "publish": "its operation and its command",
     "rowlog": "the rowlog, its workload, its checker",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.api.asked_places import parse_place
 from broker.cli.options import SpanType, place_of
-from broker.cli.properties import properties_of
+from broker.cli.topics import properties_of
 from broker.client.positions import start_of
 from broker.config.sources import load
 from broker.errors import BadRequest

@@ -1,16 +1,18 @@
-"""The options of HBase and ZooKeeper, and the connection to them."""
+"""The group of ``broker rowlog``, the options of HBase and ZooKeeper, and the connection to them."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from broker import logs
-from broker.cli.options import NotNow
+from broker.cli.broker_calls import json_option
+from broker.cli.problems import NotNow
 from broker.config.sections import LogLevel, LogsConfig, parse_address
 from broker.errors import Unavailable, install_command
 
@@ -18,14 +20,34 @@ if TYPE_CHECKING:
     from broker.rowlog import RowLog
     from broker.rowlog.row_table import RowTable
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Work = Callable[["RowLog"], Awaitable[None]]
 
 id_argument = click.argument("name", metavar="ID")
 
 
-def reaching(command: Command) -> Command:
-    """Add ``--hbase``, ``--synced`` and ``--zookeeper`` to a command."""
+@click.group()
+def rowlog() -> None:
+    """Show rowlogs in HBase, put messages into them, process and mend them.
+
+    A rowlog is a queue of messages about the rows of one of your own HBase tables.
+
+    \b
+    broker rowlog list --hbase localhost:9090
+    broker rowlog subscriptions mq --add indexer --max-tries 5
+    broker rowlog put mq user/7 --cell d:name=Alice --payload created
+    broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
+    broker rowlog dead mq indexer
+    """
+
+
+def reaching(command: Callable[..., Any]) -> Any:
+    """Add ``--hbase``, ``--synced``, ``--zookeeper`` and ``--json`` to a command, which gets the first three as ``At``."""
+
+    @functools.wraps(command)
+    def run(*, hbase: str, zookeeper: str, synced: bool, **parameters: Any) -> None:
+        command(At(hbase, zookeeper, synced=synced), **parameters)
+
+    made = json_option(run)
     options = (
         click.option(
             "--hbase",
@@ -47,8 +69,18 @@ def reaching(command: Command) -> Command:
         ),
     )
     for option in options:
-        command = option(command)
-    return command
+        made = option(made)
+    return made
+
+
+def on_rowlog(work: Callable[..., Awaitable[None]]) -> Any:
+    """Make a command of an async function that gets the rowlog with the ID, and the other parameters."""
+
+    @functools.wraps(work)
+    def run(at: At, *, name: str, **parameters: Any) -> None:
+        at.run(name, lambda log: work(log, **parameters))
+
+    return reaching(run)
 
 
 def address_of(option: str, text: str) -> tuple[str, int]:

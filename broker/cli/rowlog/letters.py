@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.options import json_option
 from broker.cli.output import bytes_json, time_text, write_json, write_line, write_table
-from broker.cli.rowlog.connections import At, id_argument, reaching
+from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog
 from broker.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from broker.rowlog.letters import DeadLetter
 
 
-@click.command()
+@rowlog.command()
 @id_argument
 @click.argument("subscription")
 @click.option(
@@ -28,39 +27,26 @@ if TYPE_CHECKING:
     help="Drop this dead letter: it counts as done; may be repeated.",
 )
 @click.option("--drop-all", is_flag=True, help="Drop all dead letters that are not held.")
-@reaching
-@json_option
-def dead(  # noqa: PLR0913 - One parameter per option.
-    name: str,
-    subscription: str,
-    *,
-    drop: Sequence[str],
-    drop_all: bool,
-    hbase: str,
-    zookeeper: str,
-    synced: bool,
-    as_json: bool,
+@on_rowlog
+async def dead(
+    log: RowLog, *, subscription: str, drop: Sequence[str], drop_all: bool, as_json: bool
 ) -> None:
     """List the oldest 1,000 dead letters of a SUBSCRIPTION, with their reasons; or drop some.
 
     \b
     broker rowlog dead mq indexer --json
     broker rowlog dead mq indexer --drop user/7:3
-    """  # noqa: D301
-
-    async def work(log: RowLog) -> None:
-        if drop or drop_all:
-            async for letter in _chosen(log, subscription, drop, everything=drop_all):
-                with _passing_over(drop_all):
-                    await log.drop(letter)
-                    _report("dropped", letter, as_json)
-            return
-        letters = await log.dead(subscription)
-        _write_letters(letters, as_json)
-        if letters and await log.dead(subscription, 1, letters[-1]):
-            write_line(f"These are the oldest {len(letters)}. There are more.", err=True)
-
-    At(hbase, zookeeper, synced=synced).run(name, work)
+    """
+    if drop or drop_all:
+        async for letter in _chosen(log, subscription, drop, everything=drop_all):
+            with _passing_over(drop_all):
+                await log.drop(letter)
+                _report("dropped", letter, as_json)
+        return
+    letters = await log.dead(subscription)
+    _write_letters(letters, as_json)
+    if letters and await log.dead(subscription, 1, letters[-1]):
+        write_line(f"These are the oldest {len(letters)}. There are more.", err=True)
 
 
 def _write_letters(letters: Sequence[DeadLetter], as_json: bool) -> None:
@@ -132,22 +118,18 @@ def _passing_over(everything: bool) -> AbstractContextManager[None]:
     return suppress(BadRequest, NotFound) if everything else nullcontext()
 
 
-@click.command()
+@rowlog.command()
 @id_argument
 @click.argument("subscription")
 @click.argument("places", nargs=-1, metavar="[ROW:SEQ]...")
 @click.option("--all", "everything", is_flag=True, help="Retry all dead letters that are not held.")
 @reaching
-@json_option
-def retry(  # noqa: PLR0913 - One parameter per option.
+def retry(
+    at: At,
     name: str,
     subscription: str,
     places: Sequence[str],
-    *,
     everything: bool,
-    hbase: str,
-    zookeeper: str,
-    synced: bool,
     as_json: bool,
 ) -> None:
     """Revive dead letters of a SUBSCRIPTION: they are processed again, with their full number of tries.
@@ -155,7 +137,7 @@ def retry(  # noqa: PLR0913 - One parameter per option.
     \b
     broker rowlog retry mq indexer user/7:3
     broker rowlog retry mq indexer --all
-    """  # noqa: D301
+    """
     if not places and not everything:
         raise click.UsageError("name dead letters, or give --all")
 
@@ -165,7 +147,7 @@ def retry(  # noqa: PLR0913 - One parameter per option.
                 await log.revive(letter)
                 _report("revived", letter, as_json)
 
-    At(hbase, zookeeper, synced=synced).run(name, work)
+    at.run(name, work)
 
 
 def _report(done: str, letter: DeadLetter, as_json: bool) -> None:

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.cli.options import json_option
 from broker.cli.output import write_json, write_line
-from broker.cli.rowlog.connections import At, address_of, id_argument, reaching
+from broker.cli.rowlog.connections import At, address_of, id_argument, reaching, rowlog
 from broker.user_code import check_takes
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog
 
 
-@click.command()
+@rowlog.command()
 @id_argument
 @click.option(
     "--listener",
@@ -47,18 +46,15 @@ if TYPE_CHECKING:
 )
 @click.option("--once", is_flag=True, help="End when no message is open.")
 @reaching
-@json_option
-def process(  # noqa: PLR0913 - One parameter per option.
+def process(
+    at: At,
+    *,
     name: str,
     listeners: Sequence[str],
-    *,
     serve: str | None,
     url: str | None,
     listen_only: bool,
     once: bool,
-    hbase: str,
-    zookeeper: str,
-    synced: bool,
     as_json: bool,
 ) -> None:
     """Process a rowlog with your own listeners, until Ctrl-C.
@@ -69,7 +65,7 @@ def process(  # noqa: PLR0913 - One parameter per option.
     \b
     broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
     broker rowlog process mq --listener indexer=app:handle --zookeeper zk1:2181 --serve 10.0.0.7:8090 --listen-only
-    """  # noqa: D301
+    """
     if not serve and (listen_only or url):
         option = "--listen-only" if listen_only else "--url"
         raise click.UsageError(f"{option} needs --serve HOST:PORT")
@@ -99,7 +95,7 @@ def process(  # noqa: PLR0913 - One parameter per option.
                 async with asyncio.timeout(0.5):
                     await ended.wait()
 
-    At(hbase, zookeeper, synced=synced).run(name, work)
+    at.run(name, work)
 
 
 def _function(given: str) -> tuple[str, Any]:

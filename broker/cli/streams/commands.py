@@ -12,19 +12,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.cli.options import (
-    NotNow,
-    SpanType,
-    client_settings,
-    json_option,
-    name_and_value,
-    to_broker,
-)
+from broker.cli.broker_calls import BrokerCall, json_option, to_broker
+from broker.cli.options import SpanType, most_option, name_and_value
 from broker.cli.output import write_json, write_line, write_lines, write_table
-from broker.cli.streams import job_table
-from broker.cli.streams.control import Control, folder_of, state_of
-from broker.cli.streams.job_module import load
-from broker.cli.streams.job_run import JobOptions, check_spark, run, started, status_output
+from broker.cli.problems import NotNow
+from broker.cli.streams import job_status
+from broker.cli.streams.job_run import JobOptions, check_spark, load, run, started, status_output
+from broker.cli.streams.job_status import Control, folder_of, state_of
 from broker.clock import SystemClock
 from broker.errors import Unavailable
 
@@ -50,7 +44,7 @@ def streams() -> None:
     broker streams status counting.state
     broker streams state counting.state sink-1
     broker streams stop counting.state
-    """  # noqa: D301
+    """
 
 
 def _pairs(_: click.Context, __: click.Parameter, given: Iterable[str]) -> dict[str, str]:
@@ -86,7 +80,10 @@ def _control(command: Command) -> Command:
     help="The folder of the job's progress and state. All of Spark's machines must reach it.",
 )
 @click.option(
-    "--available", is_flag=True, help="Process the messages that the topics have now, and end."
+    "--available",
+    "is_available",
+    is_flag=True,
+    help="Process the messages that the topics have now, and end.",
 )
 @_MASTER
 @_conf
@@ -100,18 +97,13 @@ def _control(command: Command) -> Command:
 )
 @_control
 @to_broker
-def run_job(  # noqa: PLR0913 - One parameter per option.
+def run_job(
+    call: BrokerCall,
     *,
-    target: str,
     checkpoint: str,
-    available: bool,
-    master: str,
-    conf: dict[str, str],
     options: dict[str, str],
     control: Path | None,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
+    **job: Any,
 ) -> None:
     """Run the job MODULE:JOB until Ctrl-C, SIGTERM or "broker streams stop".
 
@@ -123,12 +115,12 @@ def run_job(  # noqa: PLR0913 - One parameter per option.
     broker streams run counting:job --checkpoint counting.state
     broker streams run counting:job --checkpoint counting.state --available
     broker streams run counting:job --checkpoint hdfs://name:9000/counting --control counting.run --master yarn
-    """  # noqa: D301
+    """
     files = Control(folder_of(checkpoint, control))
-    ca_file = client_settings(url, deadline_s).ca_file
-    given = {"url": url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
-    wanted = JobOptions(target, checkpoint, given, deadline_s, master, conf, available)
-    with status_output(as_json=as_json, write_json=write_json) as report:
+    ca_file = call.settings.ca_file
+    given = {"url": call.url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
+    wanted = JobOptions(checkpoint=checkpoint, options=given, deadline_s=call.deadline_s, **job)
+    with status_output(as_json=call.as_json, write_json=write_json) as report:
         run(wanted, files, report)
 
 
@@ -144,7 +136,7 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     \b
     broker streams status counting.state
     broker streams status counting.state --json
-    """  # noqa: D301
+    """
     files = Control(folder_of(directory, control))
     # The lock comes before the status: the process writes its last status before it frees the lock.
     is_held = files.is_held
@@ -153,9 +145,9 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     if as_json:
         write_json(found)
     else:
-        write_line(job_table.head(found, SystemClock().now_ms()))
+        write_line(job_status.head(found, SystemClock().now_ms()))
         if found["queries"]:
-            write_table(job_table.HEADS, job_table.rows(found))
+            write_table(job_status.HEADS, job_status.rows(found))
     if found["state"] in {"died", "gone"}:
         raise click.exceptions.Exit(1)
 
@@ -180,7 +172,7 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     \b
     broker streams stop counting.state
     broker streams stop counting.state --timeout 5 --json
-    """  # noqa: D301
+    """
     files = Control(folder_of(directory, control))
     if not files.is_held:
         found = files.read_status()
@@ -193,7 +185,7 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     state = state_of(found, is_held=False)
     if state in {"died", "gone"}:
         raise click.ClickException(
-            job_table.head({**found, "state": state}, SystemClock().now_ms())
+            job_status.head({**found, "state": state}, SystemClock().now_ms())
         )
     if as_json:
         write_json({"job": found["job"], "state": state})
@@ -234,7 +226,7 @@ def explain(target: str, svg: Path | None, as_json: bool) -> None:
     \b
     broker streams explain counting:job
     broker streams explain counting:job --svg counting.svg
-    """  # noqa: D301
+    """
     job = load(target)
     if svg is not None:
         svg.write_text(job.explain("svg"), encoding="utf-8")
@@ -263,19 +255,11 @@ def _operators(job: Any) -> list[dict[str, Any]]:
 @click.argument("end")
 @click.option("--operator", metavar="NAME", help="Show the state of this operator only.")
 @click.option("--key", metavar="TEXT", help="Show the state of this key only; write it as shown.")
-@click.option(
-    "-n",
-    "--limit",
-    "entries_max",
-    type=click.IntRange(1, 100_000),
-    default=50,
-    show_default=True,
-    help="Show at most so many entries.",
-)
+@most_option(50, 100_000, "Show at most so many entries.", "entries_max")
 @_MASTER
 @_conf
 @json_option
-def show_state(  # noqa: PLR0913 - One parameter per option.
+def show_state(
     *,
     directory: str,
     end: str,
@@ -295,7 +279,7 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
     broker streams state counting.state sink-1
     broker streams state counting.state sink-1 --operator count-1 --key apple
     broker streams state counting.state sink-1 --json | jq .kept
-    """  # noqa: D301
+    """
     check_spark()
     from broker.streams.spark_session import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
     from broker.streams.stored_state import JobEndState, NoState  # noqa: PLC0415
@@ -313,6 +297,6 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
         for entry in shown:
             write_json(entry.as_dict())
     else:
-        write_table(job_table.STATE_HEADS, job_table.state_rows(shown))
+        write_table(job_status.STATE_HEADS, job_status.state_rows(shown))
     if len(found) > len(shown):
         write_line(f"only the first {entries_max:,} entries; for more, give --limit", err=True)

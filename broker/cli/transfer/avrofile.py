@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
 import io
+import json
+import lzma
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
-from broker.cli.transfer.avro_container import CheckedFile
-from broker.cli.transfer.growing_file import GrowingFile, check_reaches
-from broker.cli.transfer.message_records import message_of
+from broker.cli.transfer.file_records import GrowingFile, check_reaches, message_of
 from broker.model import Message
+from broker.wire.varint import encode_bytes, encode_long, read_bytes, read_long
 
 SCHEMA: Final[dict[str, Any]] = {
     "type": "record",
@@ -85,3 +88,193 @@ def _fastavro() -> Any:
             "Avro files need fastavro: pip install 'tms-broker[export]', or fastavro alone."
         ) from error
     return fastavro
+
+
+MAGIC: Final = b"Obj\x01"
+SYNC_BYTES: Final = 16
+HEADER_BYTES_MAX: Final = 1 << 20
+BLOCK_BYTES_MAX: Final = 80 << 20
+"""A message has 64 MiB at most, and a block of an export little more than its last message."""
+XZ_BYTES_MAX: Final = 128 << 20
+"""How much memory an xz stream may ask for."""
+DEPTH_MAX: Final = 32
+_PRIMITIVE: Final = {"boolean", "int", "long", "float", "double", "bytes", "string"}
+_NUMBERS_BYTES_MAX: Final = 20
+"""Two numbers begin a block."""
+_TOO_SHORT: Final = "it ends too early"
+
+
+class CheckedFile:
+    """A container file without compression, made of the blocks of another one. It holds one block at a time.
+
+    A few bytes of Avro can stand for very much: a block may unpack to a thousand times its size, or have values that
+    take no byte, in any number. So each block is counted before it is read, unpacked or decoded. These are refused:
+
+    * a block that has, or unpacks to, more than BLOCK_BYTES_MAX;
+    * a schema with a type that takes no byte: then a block has no more values than bytes;
+    * a schema that is deep, or refers to itself: its values could be as deep as a block is long.
+
+    fastavro gets the checked blocks as one file, so that it parses the schema once: it may be long, and blocks many.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._parts = _checked_parts(file)
+        self._part = io.BytesIO()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes of a part. A read never reaches beyond its part. Raises ValueError."""
+        found = self._part.read(size)
+        if not found and size:
+            try:
+                self._part = io.BytesIO(next(self._parts, b""))
+            except IndexError as error:
+                raise ValueError(_TOO_SHORT) from error
+            found = self._part.read(size)
+        return found
+
+
+def _checked_parts(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the header of a container file, and then each block. Raises ValueError, IndexError."""
+    meta, at = _meta(file.read(HEADER_BYTES_MAX))
+    file.seek(at)
+    sync = _exactly(file, SYNC_BYTES)
+    try:
+        schema = json.loads(meta[b"avro.schema"])
+        _Types().check(schema)
+    except (RecursionError, KeyError) as error:
+        raise ValueError("its schema is missing, or nested too deeply") from error
+    codec = meta.get(b"avro.codec", b"null")
+    own_meta = encode_bytes(b"avro.schema") + encode_bytes(meta[b"avro.schema"])
+    yield MAGIC + encode_long(1) + own_meta + encode_long(0) + sync
+    while head := file.read(_NUMBERS_BYTES_MAX):
+        count, at = read_long(head, 0)
+        size, at = read_long(head, at)
+        file.seek(at - len(head), os.SEEK_CUR)
+        if not 0 <= size <= BLOCK_BYTES_MAX:
+            raise ValueError(f"a block of {size:,} bytes; {BLOCK_BYTES_MAX:,} are allowed")
+        data = _unpacked(_exactly(file, size), codec)
+        if not 0 <= count <= len(data):
+            raise ValueError(f"a block of {len(data):,} bytes says that it has {count:,} records")
+        if _exactly(file, SYNC_BYTES) != sync:
+            raise ValueError("a block does not end where it says")
+        yield encode_long(count) + encode_bytes(data) + sync
+
+
+def _meta(header: bytes) -> tuple[dict[bytes, bytes], int]:
+    """Return the metadata, and the position behind them. Raises ValueError, IndexError."""
+    if not header.startswith(MAGIC):
+        raise ValueError("it is no Avro container file")
+    meta: dict[bytes, bytes] = {}
+    count, at = read_long(header, len(MAGIC))
+    while count:
+        if count < 0:
+            _, at = read_long(header, at)
+        for _ in range(abs(count)):
+            name, at = read_bytes(header, at)
+            meta[name], at = read_bytes(header, at)
+        count, at = read_long(header, at)
+    return meta, at
+
+
+def _exactly(file: BinaryIO, size: int) -> bytes:
+    found = file.read(size)
+    if len(found) != size:
+        raise ValueError(_TOO_SHORT)  # fastavro would take an EOFError for the end.
+    return found
+
+
+def _unpacked(data: bytes, codec: bytes) -> bytes:
+    """Unpack a block, at most BLOCK_BYTES_MAX of it. Raises ValueError: it has more, or is damaged."""
+    most = BLOCK_BYTES_MAX + 1
+    try:
+        match codec:
+            case b"null":
+                return data
+            case b"deflate":
+                unpacked = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
+            case b"bzip2":
+                unpacked = bz2.BZ2Decompressor().decompress(data, most)
+            case b"xz":
+                unpacked = lzma.LZMADecompressor(memlimit=XZ_BYTES_MAX).decompress(data, most)
+            case b"zstandard" | b"snappy":
+                unpacked = _unpacked_by_arrow(data, codec, most)
+            case _:
+                raise ValueError(f"its codec {codec.decode(errors='replace')!r} is not supported")
+    except (zlib.error, lzma.LZMAError, OSError) as error:
+        raise ValueError(f"a block can't be unpacked: {error}") from error
+    if len(unpacked) > BLOCK_BYTES_MAX:
+        raise ValueError(f"a block unpacks to more than {BLOCK_BYTES_MAX:,} bytes")
+    return unpacked
+
+
+def _unpacked_by_arrow(data: bytes, codec: bytes, most: int) -> bytes:
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - An extra, and slow to import.
+    except ImportError as error:
+        raise ValueError(f"its codec {codec.decode()} needs pyarrow") from error
+    if codec == b"zstandard":
+        with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+            return bytes(stream.read(most))
+    # Snappy tells its size first. Behind its bytes Avro has a checksum.
+    size, at = 0, 0
+    for at, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << (7 * at)
+        if not byte & 0x80:
+            break
+    if size >= most:
+        raise ValueError(f"a block unpacks to more than {BLOCK_BYTES_MAX:,} bytes")
+    return bytes(pa.Codec("snappy").decompress(data[:-4], size, asbytes=True))
+
+
+class _Types:
+    """The types of a schema. ``check`` raises ValueError if one of them is not allowed."""
+
+    def __init__(self) -> None:
+        self._heights: dict[str, int | None] = {}
+        """The heights of the named types; None: the type is not complete yet."""
+
+    def check(  # noqa: C901, PLR0911 - One case for each kind of type.
+        self, kind: Any, depth: int = 0, *, in_union: bool = False
+    ) -> int:
+        """Return the height of a type."""
+        if depth > DEPTH_MAX:
+            raise ValueError("its schema is nested too deeply")
+        match kind:
+            case "null" if in_union:
+                return 1
+            case str() if kind in _PRIMITIVE:
+                return 1
+            case str() if kind.rpartition(".")[2] in self._heights:
+                return self._named(kind.rpartition(".")[2], depth)
+            case [_, *_] if not in_union:
+                return 1 + max(self.check(each, depth + 1, in_union=True) for each in kind)
+            case {"type": "array", "items": inner} | {"type": "map", "values": inner}:
+                return 1 + self.check(inner, depth + 1)
+            case {"type": "fixed", "name": str(name), "size": int(size)} if size > 0:
+                return self._heights.setdefault(name.rpartition(".")[2], 1) or 1
+            case {"type": "enum", "name": str(name), "symbols": [_, *_]}:
+                return self._heights.setdefault(name.rpartition(".")[2], 1) or 1
+            case {"type": "record" | "error", "name": str(name), "fields": [_, *_] as fields}:
+                name = name.rpartition(".")[2]
+                self._heights[name] = None
+                height = 1 + max(self.check(each["type"], depth + 1) for each in fields)
+                self._heights[name] = height
+                return height
+            case {"type": inner} if inner not in (
+                "array",
+                "map",
+                "fixed",
+                "enum",
+                "record",
+                "error",
+            ):
+                return self.check(inner, depth + 1, in_union=in_union)
+        raise ValueError(
+            f"its schema has {json.dumps(kind)[:100]}: a type that takes no byte, or no type of Avro"
+        )
+
+    def _named(self, name: str, depth: int) -> int:
+        height = self._heights[name]
+        if height is None or depth + height > DEPTH_MAX:
+            raise ValueError(f"its schema refers to {name!r} within itself, or too deeply")
+        return height

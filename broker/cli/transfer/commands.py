@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from broker.cli.options import connect, place_of, to_broker, topic_argument
-from broker.cli.output import write_json, write_line
-from broker.cli.transfer import sidecars
+from broker.cli.broker_calls import BrokerCall, to_broker
+from broker.cli.options import place_now, told, topic_argument
+from broker.cli.output import write_line
 from broker.cli.transfer.exports import Export, ExportPlan
 from broker.cli.transfer.formats import FORMATS, format_of
 from broker.cli.transfer.imports import Import, ImportPlan, checked
-from broker.clock import SystemClock
 from broker.model import MessageId, TopicId
 from broker.places import Place
 
@@ -29,10 +30,7 @@ class TypedPlace(NamedTuple):
 def _place(_: click.Context, __: click.Parameter, text: str | None) -> TypedPlace:
     if text is None:
         return TypedPlace()
-    try:
-        place = place_of(text, SystemClock().now_ms())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+    place = told(place_now)(text)
     if isinstance(place, Place):
         return TypedPlace(text, place.id, place.generation)
     return TypedPlace(text, place)
@@ -64,7 +62,8 @@ _FORMAT = click.option(
 @_FORMAT
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @to_broker
-def export(  # noqa: PLR0913 - One parameter per option.
+def export(
+    call: BrokerCall,
     *,
     topic: TopicId,
     file: Path,
@@ -72,9 +71,6 @@ def export(  # noqa: PLR0913 - One parameter per option.
     until: TypedPlace,
     format_name: str | None,
     force: bool,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Write a topic's messages to FILE: .jsonl, .avro or .parquet.
 
@@ -85,7 +81,7 @@ def export(  # noqa: PLR0913 - One parameter per option.
     \b
     broker export audit/logins logins.jsonl
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
-    """  # noqa: D301
+    """
     wanted = ExportPlan(
         topic,
         file,
@@ -100,13 +96,13 @@ def export(  # noqa: PLR0913 - One parameter per option.
         raise click.UsageError(
             f"{file} exists already. Name another file, or replace it with --force."
         )
-    with connect(url, deadline_s) as client:
-        one = Export(client, wanted, deadline_s=deadline_s)
+    with call.client() as client:
+        one = Export(client, wanted, deadline_s=call.deadline_s)
         if one.is_resumed:
             write_line(f"continuing the export to {file}", err=True)
-        with sidecars.continued_by("The same command continues the export."):
+        with _continued_by("The same command continues the export."):
             manifest = one.run()
-    _report({"file": str(file), **manifest}, as_json=as_json)
+    call.write({"file": str(file), **manifest}, _write_done)
 
 
 @click.command(name="import")
@@ -117,15 +113,13 @@ def export(  # noqa: PLR0913 - One parameter per option.
     "--again", is_flag=True, help="Publish all messages, even if they were imported before."
 )
 @to_broker
-def import_(  # noqa: PLR0913 - One parameter per option.
+def import_(
+    call: BrokerCall,
     *,
     topic: TopicId,
     file: Path,
     format_name: str | None,
     again: bool,
-    url: str,
-    deadline_s: float,
-    as_json: bool,
 ) -> None:
     """Publish the messages of FILE (.jsonl, .avro or .parquet), each once, in their order.
 
@@ -138,26 +132,33 @@ def import_(  # noqa: PLR0913 - One parameter per option.
     \b
     broker import audit/copy logins.jsonl
     broker import audit/copy january.parquet --json
-    """  # noqa: D301
+    """
     if not file.is_file():
         raise click.UsageError(
             f"{file} is not a regular file. The import reads it twice: write it to a file first."
         )
     given = ImportPlan(topic, file, format_of(file, format_name), again)
     ends = checked(given)
-    with connect(url, deadline_s) as client:
+    with call.client() as client:
         one = Import(client, given, ends)
         if one.is_resumed:
             write_line(f"continuing the import of {file}", err=True)
-        with sidecars.continued_by("The same command continues the import."):
+        with _continued_by("The same command continues the import."):
             done = one.run()
-    _report({"file": str(file), **done}, as_json=as_json)
+    call.write({"file": str(file), **done}, _write_done)
 
 
-def _report(done: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        write_json(done)
-        return
+@contextmanager
+def _continued_by(advice: str) -> Iterator[None]:
+    """Add advice to an error of this machine's files, such as of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(advice)
+        raise
+
+
+def _write_done(done: dict[str, Any]) -> None:
     if "already" in done and not done["published"]:
         write_line(
             f"{done['topic']} has all {done['messages']:,} messages of {done['file']} already; nothing was published. To "

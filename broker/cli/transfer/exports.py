@@ -14,20 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
 
 from broker.cli import cursorfile
+from broker.cli import small_files as files
 from broker.cli.cursorfile import CursorLog
 from broker.cli.output import write_line
-from broker.cli.small_json import writing
-from broker.cli.transfer import sidecars
-from broker.cli.transfer.contents import Contents
+from broker.cli.small_files import writing
+from broker.cli.transfer.file_records import Contents, messages_bar, size_of
 from broker.cli.transfer.formats import Format
-from broker.cli.transfer.message_records import size_of
-from broker.cli.transfer.progress import messages_bar
 from broker.client import SyncClient, TailOptions
 from broker.errors import BadRequest, TopicRecreated
 from broker.model import (
@@ -71,12 +70,12 @@ class ExportPlan(NamedTuple):
     @property
     def part(self) -> Path:
         """The path of the unfinished file."""
-        return sidecars.beside(self.file, ".part")
+        return files.beside(self.file, ".part")
 
     @property
     def state(self) -> Path:
         """The path of the state file, which has the progress of the export."""
-        return sidecars.beside(self.file, ".state")
+        return files.beside(self.file, ".state")
 
     @property
     def manifest(self) -> Path:
@@ -101,10 +100,8 @@ class Export:
         for named in wanted.generations:
             if named is not None and named != generation:
                 raise TopicRecreated.between(wanted.topic, named, generation)
-        log = CursorLog(
-            f"{wanted.topic.namespace}/{wanted.topic.topic}", generation, client.settings.urls
-        )
-        found = sidecars.read_json(wanted.state)
+        log = CursorLog("/".join(wanted.topic), generation, client.settings.urls)
+        found = files.read_json(wanted.state)
         self.is_resumed = found is not None
         self._state = self._begun(log) if found is None else self._continued(found, log)
         self._contents = Contents.of(self._state)
@@ -117,7 +114,7 @@ class Export:
             stored = {name: found[name] for name in wanted.asked}
             _check_values(found)
         except (KeyError, TypeError, ValueError, BadRequest) as error:
-            raise sidecars.damaged(wanted.state, wanted.part) from error
+            raise files.damaged(wanted.state, wanted.part) from error
         cursorfile.check(wanted.state, of, log)
         if stored != wanted.asked:
             raise click.ClickException(
@@ -156,7 +153,7 @@ class Export:
             self._note(stage=PLACED)
         fields = ("topic", "generation", "format", "since", "until", "first", "last")
         manifest = {name: state[name] for name in fields} | self._contents.as_json()
-        sidecars.write_json(wanted.manifest, manifest)
+        files.write_json(wanted.manifest, manifest)
         wanted.format.discard(wanted.part)
         wanted.state.unlink()
         return manifest
@@ -209,31 +206,25 @@ class Export:
         """Yield the messages of ``(after, through]`` in lists of bounded size."""
         options = TailOptions(follow=False, give_up_after_s=self._deadline_s)
         messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)
-        chunk: list[Message] = []
-        size = 0
         # The id of a reference's message begins with the row of the reference, so rows are compared.
         last = through[:ROW_ID_BYTES]
         stop = self._wanted.stop if isinstance(self._wanted.stop, bytes) else None
+
+        def is_in(message: Message) -> bool:
+            return message.id[:ROW_ID_BYTES] <= last and (stop is None or message.id < stop)
+
         with closing(messages):
-            for message in messages:
-                if message.id[:ROW_ID_BYTES] > last or (stop is not None and message.id >= stop):
-                    break
-                if chunk and (len(chunk) >= CHUNK_MESSAGES_MAX or size >= CHUNK_BYTES_MAX):
-                    yield chunk
-                    chunk, size = [], 0
-                chunk.append(message)
-                size += size_of(message)
-        if chunk:
-            yield chunk
+            within = takewhile(is_in, messages)
+            yield from files.chunked(within, size_of, CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX)
 
     def _note(self, **changed: Any) -> None:
         self._state.update(changed)
-        sidecars.write_json(self._wanted.state, self._state)
+        files.write_json(self._wanted.state, self._state)
 
 
 def manifest_of(file: Path) -> Path:
     """Return the path of a file's manifest, which has the count and hash of its contents."""
-    return sidecars.beside(file, ".manifest.json")
+    return files.beside(file, ".manifest.json")
 
 
 def _behind(start: MessageId | int | None) -> MessageId:

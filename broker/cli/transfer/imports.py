@@ -17,14 +17,12 @@ from typing import Any, Final, NamedTuple
 import click
 
 from broker.cli import cursorfile
+from broker.cli import small_files as files
 from broker.cli.cursorfile import CursorLog
-from broker.cli.options import DoneInPart
-from broker.cli.transfer import sidecars
-from broker.cli.transfer.contents import Contents
+from broker.cli.problems import DoneInPart
 from broker.cli.transfer.exports import manifest_of
+from broker.cli.transfer.file_records import Contents, messages_bar, size_of
 from broker.cli.transfer.formats import Format
-from broker.cli.transfer.message_records import size_of
-from broker.cli.transfer.progress import messages_bar
 from broker.client import NewMessage, Published, SyncClient
 from broker.errors import BadRequest, BrokerError, TopicRecreated
 from broker.model import Message, MessageId, TopicId
@@ -46,12 +44,12 @@ class ImportPlan(NamedTuple):
     @property
     def name(self) -> str:
         """The topic's name."""
-        return f"{self.topic.namespace}/{self.topic.topic}"
+        return "/".join(self.topic)
 
     @property
     def state(self) -> Path:
         """The path of the state file, which has the progress of the import."""
-        return sidecars.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
+        return files.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
 
 
 def checked(given: ImportPlan) -> list[Contents]:
@@ -61,7 +59,7 @@ def checked(given: ImportPlan) -> list[Contents]:
     """
     contents = Contents()
     ends = []
-    manifest = sidecars.read_json(manifest_of(given.file))
+    manifest = files.read_json(manifest_of(given.file))
     total = manifest.get("messages") if manifest is not None else None
     with messages_bar() as bar:
         task = bar.add_task("checking", total=total if isinstance(total, int) else None)
@@ -112,7 +110,7 @@ class Import:
         self._contents = contents = ends[-1] if ends else Contents()
         log = CursorLog(given.name, client.topic(given.topic).generation, client.settings.urls)
         by_contents = f"import-{contents.hash.hex()}"
-        found = sidecars.read_json(given.state)
+        found = files.read_json(given.state)
         if found is not None and given.again and found.get("producer") == by_contents:
             # The state belongs to an import without --again, which has another producer.
             found = None
@@ -136,14 +134,14 @@ class Import:
             of, contents = cursorfile.log_of(found), Contents.of(found)
             producer, done = found["producer"], found["chunks"]
         except (KeyError, TypeError, ValueError) as error:
-            raise sidecars.damaged(file) from error
+            raise files.damaged(file) from error
         cursorfile.check(file, of, log)
         if contents != self._contents:
             raise click.ClickException(
                 f"{file} belongs to an import of another file. Remove it to start again."
             )
         if not isinstance(producer, str) or done not in range(len(self._ends) + 1):
-            raise sidecars.damaged(file)
+            raise files.damaged(file)
         return producer, done
 
     @property
@@ -162,7 +160,7 @@ class Import:
         """
         state = self._state
         # The producer's id must be on disk before its first use.
-        sidecars.write_json(self._given.state, state)
+        files.write_json(self._given.state, state)
         skipped = self._done
         self._counts["already"] = skipped
         seen = Contents()
@@ -176,7 +174,7 @@ class Import:
                     continue
                 self._publish(number, chunk)
                 state["chunks"] = number
-                sidecars.write_json(self._given.state, state)
+                files.write_json(self._given.state, state)
                 bar.advance(task, len(chunk))
         if seen != self._contents:
             raise self._changed()
@@ -248,15 +246,4 @@ def new_of(message: Message) -> bytes | NewMessage:
 
 def chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
     """Cut messages into requests. The same file gives the same requests, so their numbers match."""
-    chunk: list[Message] = []
-    size = 0
-    for message in messages:
-        if chunk and (
-            len(chunk) >= CHUNK_MESSAGES_MAX or size + size_of(message) > CHUNK_BYTES_MAX
-        ):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(message)
-        size += size_of(message)
-    if chunk:
-        yield chunk
+    return files.chunked(messages, size_of, CHUNK_MESSAGES_MAX, CHUNK_BYTES_MAX)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.cli.transfer.jsonlines import _message
+from broker.cli.transfer.formats import _message
 from broker.client import BadRequest, Client, NewMessage
 from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, Http, topic_path

@@ -12,10 +12,9 @@ import pytest
 
 from broker import __version__, errors
 from broker.cli import app, problems
-from broker.cli.contexts import BrokerTarget
-from broker.cli.given_options import GivenOptions
-from broker.cli.open_problems import cannot_serve
+from broker.cli.contexts import BrokerTarget, GivenOptions
 from broker.cli.problems import ADVICE, problem_of
+from broker.cli.serve import cannot_serve
 from broker.config.sections import (
     Config,
     ServerConfig,

@@ -1,8 +1,7 @@
 import pytest
 
 from broker.cli import app, completion
-from broker.cli.contexts import BrokerTarget
-from broker.cli.given_options import GivenOptions
+from broker.cli.contexts import BrokerTarget, GivenOptions
 from tests.unit.cli.running import run
 
 

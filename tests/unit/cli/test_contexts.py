@@ -6,9 +6,8 @@ import click
 import pytest
 
 from broker.cli import app, contexts
-from broker.cli.contexts import BrokerOptions, Context, Contexts, target
-from broker.cli.given_options import GivenOptions
-from broker.cli.options import client_settings
+from broker.cli.broker_calls import BrokerCall
+from broker.cli.contexts import BrokerOptions, Context, Contexts, GivenOptions, target
 from broker.config.sections import ConfigError
 from tests.unit.cli.running import run
 
@@ -165,9 +164,9 @@ def test_a_context_names_the_broker_the_namespace_and_itself_in_errors(capsys):
 def test_the_certificates_of_a_context_are_those_of_its_client():
     found = target(BrokerOptions(context="there"), KNOWN)
     with click.Context(app.cli, obj=GivenOptions(target=found)):
-        assert client_settings(found.url, 5.0).ca_file == "ca"
-        assert client_settings("http://other:1", 5.0).ca_file == ""
-    assert client_settings(found.url, 5.0).ca_file == ""
+        assert BrokerCall(found.url, 5.0, False).settings.ca_file == "ca"
+        assert BrokerCall("http://other:1", 5.0, False).settings.ca_file == ""
+    assert BrokerCall(found.url, 5.0, False).settings.ca_file == ""
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"9" * 5_000, b"\xff\xfe", b"null", b"[]"])

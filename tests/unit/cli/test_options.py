@@ -131,7 +131,9 @@ class FailsAfter:
     ],
 )
 def test_a_failed_request_reports_which_lines_are_published(requests, error, told, monkeypatch):
-    monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(requests, error))
+    monkeypatch.setattr(
+        "broker.cli.broker_calls.BrokerCall.client", lambda *_: FailsAfter(requests, error)
+    )
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error
     assert error.__notes__ == [f"{told}: {error.outcome}."]
@@ -145,7 +147,7 @@ def test_a_line_that_no_message_can_be_is_refused_before_it_is_read(
     short, told, code, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("broker.cli.publish.MESSAGE_BYTES_MAX", 100)
-    monkeypatch.setattr("broker.cli.publish.connect", lambda *_: FailsAfter(9, None))
+    monkeypatch.setattr("broker.cli.broker_calls.BrokerCall.client", lambda *_: FailsAfter(9, None))
     file = tmp_path / "lines"
     file.write_bytes(b"x\n" * short + b"x" * 100_000 + b"\n")
     done = CliRunner().invoke(publish, ["a/b", "--lines", str(file)])

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from broker.cli.transfer import avro_container, jsonlines, parquet_pages, sidecars
+from broker.cli import small_files as files
+from broker.cli.transfer import avrofile, formats, parquetfile
 from broker.cli.transfer.avrofile import AvroFile
-from broker.cli.transfer.formats import FORMATS
-from broker.cli.transfer.jsonlines import JsonLines
+from broker.cli.transfer.formats import FORMATS, JsonLines
 
 MAGIC, SYNC = b"Obj\x01", bytes(range(16))
 HUGE = 1 << 60
@@ -143,7 +143,7 @@ PACK = {
 def test_a_block_is_unpacked_to_its_bound_at_most(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(avro_container, "BLOCK_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(avrofile, "BLOCK_BYTES_MAX", 1 << 20)
     file = tmp_path / "block.avro"
     for size in (1_000_000, 16 << 20):
         data = PACK[codec](text(bytes(size)))
@@ -291,7 +291,7 @@ def test_a_page_is_counted_by_few_bytes(tmp_path: Path) -> None:
             return found
 
     with Counting(file) as raw, parquet.ParquetFile(file) as opened:
-        assert parquet_pages.rows_at_once(raw, opened.metadata, ["payload"])
+        assert parquetfile.rows_at_once(raw, opened.metadata, ["payload"])
     assert len(counted) == 2_000
     assert sum(counted) < 2_000 * 1_000
 
@@ -311,7 +311,7 @@ def test_a_row_of_very_many_headers_is_refused(tmp_path: Path) -> None:
 def test_a_line_that_is_too_long_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jsonlines, "LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(formats, "LINE_BYTES_MAX", 100)
     file = tmp_path / "long.jsonl"
     file.write_bytes(b'{"payload": "short"}\n{"payload": "' + b"x" * 100_000 + b'"}\n')
     lines = JsonLines().read(file)
@@ -331,4 +331,4 @@ def test_a_manifest_is_small_and_flat(manifest: bytes, tmp_path: Path) -> None:
     file = tmp_path / "file.jsonl.manifest.json"
     file.write_bytes(manifest)
     with pytest.raises(click.ClickException, match=str(file)):
-        sidecars.read_json(file)
+        files.read_json(file)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.cli.transfer.contents import Contents
+from broker.cli.transfer.file_records import Contents
 from broker.cli.transfer.formats import FORMATS, Format, format_of
 from broker.model import NO_HEADERS, Message, row_id
 

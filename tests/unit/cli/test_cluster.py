@@ -1,5 +1,7 @@
 """The commands about a cluster, against the real handlers; a stub client calls them in this process."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import re
@@ -9,6 +11,8 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from broker.cli import app, leadership
+from broker.cli.cluster import storage_text
+from broker.cli.leadership import ProgressLine
 from broker.client import outcomes
 from broker.client.client_request import ClientRequest, Reply
 from broker.clock import SystemClock
@@ -72,7 +76,7 @@ class Short:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     client = Short()
-    monkeypatch.setattr(leadership, "connect", lambda *_: client)
+    monkeypatch.setattr("broker.cli.broker_calls.BrokerCall.client", lambda *_: client)
     monkeypatch.setattr(leadership, "LOOK_EVERY_S", 0.0)
     monkeypatch.setenv("COLUMNS", "220")
     yield client
@@ -297,3 +301,51 @@ def test_a_standalone_broker_says_that_there_is_no_cluster(short: Short, run: Ru
     code, _, err = run("status")
     assert code == 1
     assert "not part of a cluster" in err
+
+
+def storage(calls: int, errors: int, success: str | None, failure: str | None) -> dict[str, object]:
+    return {
+        "calls": calls,
+        "errors": errors,
+        "last_success": success,
+        "last_failure": failure,
+        "last_error": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        (storage(0, 0, None, None), "no calls yet"),
+        (storage(5, 0, "2026-01-01T00:00:00.000Z", None), "answers, 0 of 5 failed"),
+        (storage(1, 1, None, "2026-01-01T00:00:00.000Z"), "failing, 1 of 1 failed"),
+        (
+            storage(5, 1, "2026-01-01T00:00:01.000Z", "2026-01-01T00:00:00.000Z"),
+            "answers, 1 of 5 failed",
+        ),
+        (
+            storage(5, 1, "2026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.001Z"),
+            "failing, 1 of 5 failed",
+        ),
+    ],
+)
+def test_the_text_about_storage(told: dict[str, object], text: str) -> None:
+    assert storage_text(told) == text
+
+
+def test_progress_on_a_terminal_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = ProgressLine(silent=False)
+    for text in ("ten left", "ten left", "one"):
+        progress(text)
+    progress.end()
+    assert capsys.readouterr().err == "\rten left\rone     \n"
+
+
+def test_silent_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = ProgressLine(silent=True)
+    progress("half")
+    progress.end()
+    assert capsys.readouterr().err == ""

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from broker.cli.top import cluster_snapshot, screen
-from broker.cli.top.cluster_snapshot import ClusterSnapshot, NodeRow, TopicRow
+from broker.cli import top
+from broker.cli.output import size_text
+from broker.cli.top import ClusterSnapshot, NodeRow, TopicRow
 from broker.client import Settings
 from broker.errors import NotFound, Overloaded, TopicNotFound, Unavailable
 from broker.model import TopicId
@@ -56,8 +57,8 @@ ALONE = NotFound("no cluster")
 
 async def taken(
     broker: Any, rows_max: int = 50, namespace: str | None = None
-) -> cluster_snapshot.ClusterSnapshot:
-    return await cluster_snapshot.take(broker, namespace, rows_max)
+) -> top.ClusterSnapshot:
+    return await top.take(broker, namespace, rows_max)
 
 
 async def test_the_busiest_topics_come_first_and_those_with_a_problem_before_them() -> None:
@@ -85,11 +86,11 @@ async def test_the_busiest_topics_come_first_and_those_with_a_problem_before_the
 async def test_the_number_of_topics_that_are_asked_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster_snapshot, "ASKED_MAX", 3)
+    monkeypatch.setattr(top, "ASKED_MAX", 3)
     broker = Broker({f"t{n}": stats(n) for n in range(10)}, ALONE)
     found = await taken(broker, rows_max=2)
     assert (len(broker.asked), found.topics_there, found.topics_asked) == (3, 10, 3)
-    assert screen.remark(found).startswith(
+    assert top.remark(found).startswith(
         "10 topics; figures only of the first 3 by name; the busiest 2 are shown."
     )
 
@@ -106,7 +107,7 @@ async def test_a_node_that_does_not_answer_is_shown_beside_the_others() -> None:
         {"url": "http://b:2", "state": "silent", "node": 1, "problem": "timed out", "view": None},
     ]
     found = await taken(Broker({}, {"nodes": rows}))
-    assert [screen.node_cells(row) for row in found.nodes] == [
+    assert [top.node_cells(row) for row in found.nodes] == [
         ["0", "http://a:1", "serving", "7", "0:01:01", ""],
         ["1", "http://b:2", "silent", "", "", "timed out"],
     ]
@@ -119,8 +120,8 @@ async def test_topics_are_shown_without_a_status_of_nodes() -> None:
 
 
 def test_the_cells_of_a_topic() -> None:
-    row = cluster_snapshot.TopicRow("ns/t", 1.25, 0, 1_234, 1_500, True, "2026-01-31T12:00:00.000Z")
-    assert screen.topic_cells(row) == [
+    row = top.TopicRow("ns/t", 1.25, 0, 1_234, 1_500, True, "2026-01-31T12:00:00.000Z")
+    assert top.topic_cells(row) == [
         "ns/t",
         "1.2",
         "0.0",
@@ -128,7 +129,7 @@ def test_the_cells_of_a_topic() -> None:
         "~1.5 kB",
         "2026-01-31T12:00:00.000Z",
     ]
-    assert screen.topic_cells(cluster_snapshot.TopicRow("ns/t", problem="why"))[-1] == "why"
+    assert top.topic_cells(top.TopicRow("ns/t", problem="why"))[-1] == "why"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_the_cells_of_a_topic() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (10**9, "1.0 GB"), (10**18, "1000.0 PB")],
 )
 def test_sizes_have_units(size: int, text: str) -> None:
-    assert screen.size_text(size) == text
+    assert size_text(size) == text
 
 
 def test_names_and_errors_of_others_are_no_markup_and_no_escapes() -> None:
@@ -145,5 +146,5 @@ def test_names_and_errors_of_others_are_no_markup_and_no_escapes() -> None:
         [NodeRow(hostile, hostile, problem=hostile)], [TopicRow("a/b", problem=hostile)], 1, 1
     )
     shown = io.StringIO()
-    Console(file=shown, width=300).print(screen.tables(found, hostile))
+    Console(file=shown, width=300).print(top.tables(found, hostile))
     assert shown.getvalue().count(r"[/red] [bold]\x1b[2J\nforged") == 5

@@ -6,7 +6,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cli.bench.histogram import US_MAX, Histogram, bucket_of, last_of
+from broker.cli.measure import BYTES_MIN, US_MAX, Histogram, Measure, bucket_end, moment_of, stamped
+from broker.errors import Overloaded
+
+
+def test_an_interval_counts_events_since_the_last_look() -> None:
+    measure = Measure(10.0)
+    measure.add(5, 500, 2000)
+    first = measure.look(11.0)
+    assert (first.seconds, first.messages, first.bytes, first.latencies.count) == (1.0, 5, 500, 5)
+    assert "5 messages/s" in first.line
+    assert "p50 2.0" in first.line
+    second = measure.look(12.0)
+    assert (second.messages, second.bytes, second.latencies.count) == (0, 0, 0)
+    assert "p50" not in second.line
+
+
+def test_the_summary_counts_all_intervals() -> None:
+    measure = Measure(0.0)
+    measure.add(10, 1000, 1000)
+    measure.look(1.0)
+    measure.add(10, 1000, 3000)
+    measure.failed(Overloaded("busy"))
+    told = measure.as_json(4.0)
+    assert (told["messages"], told["messages_per_s"], told["bytes_per_s"]) == (20, 5.0, 500.0)
+    assert told["errors"] == {"overloaded": 1}
+    assert told["latency_ms"]["mean"] == 2.0
+
+
+def test_a_stamp_is_found_in_stamped_payloads_alone() -> None:
+    for size in (BYTES_MIN, 100):
+        payload = stamped(size, 123_456)
+        assert len(payload) == size
+        assert moment_of(payload) == 123_456
+    assert moment_of(b"") is None
+    assert moment_of(b"x" * 100) is None
+
 
 durations = st.lists(st.integers(0, 10**9), min_size=1, max_size=200)
 
@@ -20,10 +55,9 @@ def of(found: list[int]) -> Histogram:
 
 @given(st.integers(0, US_MAX))
 def test_a_bucket_holds_a_duration_and_is_less_than_one_percent_wide(us: int) -> None:
-    bucket = bucket_of(us)
-    assert us <= last_of(bucket)
-    assert bucket == 0 or last_of(bucket - 1) < us
-    assert last_of(bucket) - us <= us / 100
+    end = bucket_end(us)
+    assert us <= end == bucket_end(end) < bucket_end(end + 1)
+    assert end - us <= us / 100
 
 
 @given(durations, st.sampled_from([0.1, 1, 50, 90, 99, 99.9, 100]))
@@ -53,7 +87,10 @@ def test_an_empty_histogram_has_no_summary() -> None:
 
 
 def test_the_memory_of_a_histogram_is_bounded() -> None:
-    assert bucket_of(US_MAX) < 5000
+    buckets, us = 0, 0
+    while us <= US_MAX:
+        buckets, us = buckets + 1, bucket_end(us) + 1
+    assert buckets < 5000
 
 
 @pytest.mark.parametrize("times", [1, 7])

@@ -1,1 +1,0 @@
-"""``broker bench``: measure a broker's throughput and latency, as seen from this machine."""

@@ -1,1 +1,0 @@
-"""``broker top``: topics and nodes, live in the terminal."""
