@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 
-from broker.api.openapi import make_document
+from broker.api import openapi
 
 JSON = ("application/json", "avro/json")
 EVENTS = "text/event-stream"
@@ -36,20 +37,37 @@ class Undocumented(AssertionError):
     """A reply differs from the document."""
 
 
+class _Known:
+    """A document, and what was made of it: making a validator takes longer than using it."""
+
+    def __init__(self, document: Spec) -> None:
+        self.document = document
+        # By identity, since the document outlives the validators.
+        self.validators: dict[int, Draft202012Validator] = {}
+        self.operations = [
+            (method.upper(), re.compile(_pattern(template)), operation)
+            for template, methods in document["paths"].items()
+            for method, operation in methods.items()
+        ]
+
+
+@cache
+def _of_this_release(table: int) -> _Known:
+    """Return the document of the table of operations with this identity. All checkers share it."""
+    del table
+    return _Known(openapi.make_document())
+
+
 class Checker:
     """Compares replies with the document."""
 
     def __init__(self, document: Spec | None = None) -> None:
         """Take a document of ``/openapi.json``; by default the one of this release."""
-        self._document = document or make_document()
+        known = _of_this_release(id(openapi.OPERATIONS)) if document is None else _Known(document)
+        self._document = known.document
+        self._validators = known.validators
+        self._operations = known.operations
         self.checked = 0
-        # By identity, since the document outlives the validators. Making a validator takes longer than using it.
-        self._validators: dict[int, Draft202012Validator] = {}
-        self._operations = [
-            (method.upper(), re.compile(_pattern(template)), operation)
-            for template, methods in self._document["paths"].items()
-            for method, operation in methods.items()
-        ]
 
     def check(self, method: str, target: str, reply: Answered) -> None:
         """Raise Undocumented if the document does not allow this reply to that request."""

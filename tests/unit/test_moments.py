@@ -18,7 +18,17 @@ from broker.cli.topics import properties_of
 from broker.client.positions import start_of
 from broker.config.sources import load
 from broker.errors import BadRequest
-from broker.moments import MOMENT_MAX_MS, checked_ms, datetime_ms, moment_of, span_ms, whole_s
+from broker.moments import (
+    MOMENT_MAX_MS,
+    checked_ms,
+    datetime_ms,
+    moment_of,
+    rfc3339,
+    rfc3339_or_none,
+    span_ms,
+    whole_s,
+)
+from broker.places import Place
 from broker.streams.stateless_steps import time_ms_of
 from broker.streams.windows import duration_ms
 from tests.kit.serving import Broker, topic_path
@@ -42,7 +52,9 @@ DOORS: dict[str, Callable[[str], Any]] = {
         "2026-01-31 12:00",
         "2026-01-31T13:00:00+01:00",
         "2026-01-31T13:00:00+0100",
+        "2026-01-31T13:00:00 01:00",  # A plus sign that was not escaped.
         "2026-01-31T11:59:59.9999999Z",  # Rounded up to the ms.
+        "2026-01-31T09:29:59.999999001-02:30",
         "1769860800000",
     ],
 )
@@ -147,3 +159,61 @@ def test_a_number_of_ms_is_kept(number: int) -> None:
 @given(st.datetimes(min_value=datetime(1970, 1, 2), timezones=st.just(UTC)))  # noqa: DTZ001
 def test_the_text_of_a_datetime_is_read_as_the_datetime(moment: datetime) -> None:
     assert moment_of(moment.isoformat()) == datetime_ms(moment)
+
+
+# Moments as replies have them.
+
+NOON_MS = 1_763_640_000_123
+
+
+def test_moments_are_written_in_utc_with_milliseconds() -> None:
+    assert rfc3339(0) == "1970-01-01T00:00:00.000Z"
+    assert rfc3339(NOON_MS) == "2025-11-20T12:00:00.123Z"
+    assert rfc3339((1 << 63) - 1).startswith("9999-12-31")
+    assert rfc3339_or_none((1 << 63) - 1) is None
+    assert rfc3339_or_none(0) == "1970-01-01T00:00:00.000Z"
+
+
+@given(st.integers(0, 253_402_300_799_999))
+def test_a_written_moment_is_read_back(time_ms: int) -> None:
+    assert moment_of(rfc3339(time_ms)) == time_ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "now",
+        "2025-11-20Z",
+        "2025-11-20T12",
+        "2025-13-20T12:00:00Z",
+        "2025-11-20T25:00:00Z",
+        "2025-11-20T12:00:00+99:00",
+        "\u0662\u0660\u0662\u0665-11-20T12:00:00Z",
+        "2025-11-20T12:00:00.Z",
+    ],
+)
+def test_an_invalid_moment_is_malformed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"moment|time of the day"):
+        moment_of(text)
+
+
+def test_places() -> None:
+    assert parse_place("from", "00" * 20) == Place(bytes(20))
+    assert parse_place("from", "1" * 40) == Place(bytes.fromhex("11" * 20))
+    assert parse_place("from", "1763640000123") == NOON_MS
+    assert parse_place("from", "2025-11-20T12:00:00.123Z") == NOON_MS
+    assert parse_place("from", "1969-12-31T00:00:00Z") == 0
+    assert parse_place("from", "2025-11-20") == NOON_MS - 43_200_123
+    for text in ("", "-1", "1.5", "zz" * 20, "00" * 19, str((1 << 63) - 1), "9" * 400):
+        with pytest.raises(BadRequest, match=r"^from: "):
+            parse_place("from", text)
+    with pytest.raises(BadRequest, match=r"'now' is neither a message id .*, ms since 1970, nor a"):
+        parse_place("to", "now")
+    with pytest.raises(BadRequest, match="from: 1795467053 looks like seconds"):
+        parse_place("from", "1795467053")
+
+
+def test_rfc3339_agrees_with_the_calendar() -> None:
+    moment = datetime(2024, 2, 29, 23, 59, 59, 999_000, tzinfo=UTC)
+    assert rfc3339(int(moment.timestamp() * 1000)) == "2024-02-29T23:59:59.999Z"

@@ -1,3 +1,5 @@
+"""From the head of a request to its answer: its route, the right that its caller needs, and the reply to an error."""
+
 import logging
 import re
 from collections.abc import Iterator
@@ -6,11 +8,20 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
+from broker.api.router import Route, Router
+from broker.errors import (
+    BadName,
+    Forbidden,
+    MethodNotAllowed,
+    NotFound,
+    OutcomeUnknown,
+    StorageCorrupt,
+)
 from broker.http.budget import Cut
-from broker.http.reply import Reply
-from broker.http.request import PathNames
-from broker.operations.operation import Action, DeclaredOperation
+from broker.http.reply import EMPTY, Answer, Reply
+from broker.http.request import PathNames, Request
+from broker.model import TopicId
+from broker.operations.operation import Action, Answerer, DeclaredOperation, RepeatEffect
 from broker.operations.table import OPERATIONS
 from tests.kit.serving import Broker, Http, topic_path
 
@@ -168,3 +179,105 @@ async def test_the_nearest_parameter_is_named(
 async def test_a_very_long_parameter_is_not_repeated_whole(broker: Broker) -> None:
     reply = await broker.call("GET", f"/ping?{'x' * 5000}")
     assert (reply.status, len(reply.body) < 200) == (400, True)
+
+
+TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
+
+
+async def handler(_: Request) -> Answer:
+    return EMPTY
+
+
+def route(name: str, method: str, template: str) -> Route:
+    return Route(
+        DeclaredOperation(
+            name, method, template, Action.ADMIN, "", RepeatEffect.READING, Answerer.ANY
+        ),
+        handler,
+    )
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router(
+        [
+            route("show", "GET", TOPIC),
+            route("create", "PUT", TOPIC),
+            route("list", "GET", "/v1/namespaces/{namespace}/topics"),
+            route("publish", "POST", f"{TOPIC}/publish"),
+            route("status", "GET", "/v3/system/services/{service}/status"),
+            route("ping", "GET", "/ping"),
+        ]
+    )
+
+
+def test_finds_the_route_and_the_names(router: Router) -> None:
+    found = router.find("POST", "/v1/namespaces/ns1/topics/a-b/publish")
+    assert found.route.operation.name == "publish"
+    assert found.names.topic == TopicId("ns1", "a-b")
+    assert router.find("GET", "/v1/namespaces/ns1/topics").names.namespace == "ns1"
+    assert (
+        router.find("GET", "/v3/system/services/any.thing/status").route.operation.name == "status"
+    )
+
+
+def test_a_known_path_is_found_without_searching(router: Router) -> None:
+    assert router.find("GET", "/ping") is router.find("GET", "/ping")
+
+
+def test_names_are_percent_decoded_after_the_path_is_cut(router: Router) -> None:
+    assert router.find("GET", "/v1/namespaces/n%31/topics/%74").names.topic == TopicId("n1", "t")
+    with pytest.raises(BadName):
+        router.find("GET", "/v1/namespaces/n/topics/a%2Fpublish")
+
+
+@pytest.mark.parametrize("path", ["/v1/namespaces/n-n/topics/t", "/v1/namespaces/n/topics/t.t"])
+def test_names_with_other_characters_are_refused(router: Router, path: str) -> None:
+    with pytest.raises(BadName):
+        router.find("GET", path)
+
+
+def test_a_name_that_is_no_utf8_is_refused(router: Router) -> None:
+    with pytest.raises(BadName):
+        router.find("GET", "/v1/namespaces/n/topics/%ff")
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "", "/xx", "/v1", "/ping/x", "/v1/namespaces//topics", "//ping", "*", "/a" * 5000]
+)
+def test_other_paths_are_not_found(router: Router, path: str) -> None:
+    with pytest.raises(NotFound):
+        router.find("GET", path)
+
+
+def test_other_methods_of_a_known_path_are_not_allowed(router: Router) -> None:
+    path = "/v1/namespaces/n/topics/t"
+    with pytest.raises(MethodNotAllowed):
+        router.find("POST", path)
+    assert router.methods(path) == ["GET", "HEAD", "PUT"]
+
+
+@pytest.mark.parametrize("path", ["/ping/", "/ping//"])
+def test_slashes_at_the_end_are_ignored(router: Router, path: str) -> None:
+    assert router.find("GET", path).route.operation.name == "ping"
+
+
+def test_several_slashes_in_a_row_are_one(router: Router) -> None:
+    path = "/v1//namespaces/n///topics/t"
+    assert router.find("GET", path).names.topic == TopicId("n", "t")
+
+
+def test_many_invented_paths_do_not_break_the_router(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.api.router.PATHS_KEPT_MAX", 100)
+    for number in range(150):
+        router.find("GET", f"/v1/namespaces/n/topics/t{number}")
+    name = "t" * 10_000
+    assert router.find("GET", f"/v1/namespaces/n/topics/{name}").names.topic == TopicId("n", name)
+    assert router.find("GET", "/ping").route.operation.name == "ping"
+
+
+def test_two_routes_with_one_path_are_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        Router([route("a", "GET", "/x"), route("b", "GET", "/x")])
