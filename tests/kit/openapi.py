@@ -63,7 +63,11 @@ class Checker:
 
     def __init__(self, document: Spec | None = None) -> None:
         """Take a document of ``/openapi.json``; by default the one of this release."""
-        known = _of_this_release(id(openapi.OPERATIONS)) if document is None else _Known(document)
+        known = (
+            _of_this_release(id(vars(openapi)["OPERATIONS"]))
+            if document is None
+            else _Known(document)
+        )
         self._document = known.document
         self._validators = known.validators
         self._operations = known.operations
