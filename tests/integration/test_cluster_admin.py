@@ -181,7 +181,7 @@ def test_a_topic_is_pinned_to_several_nodes_and_unpinned(cluster: LocalCluster) 
         by_slot = leader_of(here, topic)["url"]
         expected = [b"0"]
         epochs = [leader_of(here, topic)["epoch"]]
-        for node in [*cluster.nodes, cluster.nodes[0]]:
+        for node in (*cluster.nodes[1:], here):
             assert node.url is not None
             broker(here, "cluster", "move", topic, node.url, "--wait")
             assert leader_of(here, topic)["url"] == node.url

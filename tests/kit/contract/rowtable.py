@@ -174,7 +174,7 @@ class RowTableContract:
         assert starts == sorted({*starts})
 
 
-LOCK_MS = 10_000
+LOCK_MS = 5_000
 SETTINGS = Settings(row_locks=True, lock_timeout_ms=LOCK_MS)
 
 
