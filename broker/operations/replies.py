@@ -1,4 +1,8 @@
-"""The JSON bodies of replies, each declared once (``shapes``). Handlers make them, and the client checks them."""
+"""The JSON bodies of replies, each declared once (``shapes``). Handlers make them, and the client checks them.
+
+The table tells what each of them is. A field that a release adds is ``NotRequired`` in that release, since its client may ask a
+node of the release before.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +38,12 @@ Properties = Annotated[
 Names = Annotated[list[str], ShapeName("Names")]
 
 
-class Count(TypedDict):
-    """A number, and whether it is an estimate."""
-
-    value: int
-    estimate: bool
-
-
-class End(TypedDict):
-    """The first or the last message."""
-
-    id: IdText
-    time: Moment
-
-
-class Rates(TypedDict):
-    """Requests a second."""
-
-    publish_per_s: float
-    poll_per_s: float
+Count = TypedDict("Count", {"value": int, "estimate": bool})
+End = TypedDict("End", {"id": IdText, "time": Moment})
+Rates = TypedDict("Rates", {"publish_per_s": float, "poll_per_s": float})
 
 
 class Stats(TypedDict):
-    """Figures about a topic's contents."""
-
     namespace: str
     topic: str
     generation: int
@@ -71,23 +57,11 @@ class Stats(TypedDict):
     ids_ahead_ms: int
 
 
-class Purged(TypedDict):
-    """From this moment on messages are left."""
-
-    purged_before: Moment
-    purged_ms: int
-
-
-class Lag(TypedDict):
-    """The number of messages behind an id."""
-
-    after: IdText
-    messages: int
+Purged = TypedDict("Purged", {"purged_before": Moment, "purged_ms": int})
+Lag = TypedDict("Lag", {"after": IdText, "messages": int})
 
 
 class Range(TypedDict):
-    """The ends of a topic, and a range of it with the ends of its parts."""
-
     earliest: IdText
     latest: IdText
     after: IdText
@@ -99,20 +73,13 @@ class Range(TypedDict):
     generation: int
 
 
-class Leader(TypedDict):
-    """The node that leads a topic."""
-
-    node: int | None
-    url: str | None
-    epoch: int | None
+Leader = TypedDict("Leader", {"node": int | None, "url": str | None, "epoch": int | None})
 
 
 # --- Messages -------------------------------------------------------------------------------------
 
 
 class PublishResult(TypedDict):
-    """The ids and the count of a publish."""
-
     first_id: IdText | None
     last_id: IdText | None
     count: int | None
@@ -131,8 +98,6 @@ Published = Annotated[
 
 
 class Event(TypedDict):
-    """A message as the data of an event."""
-
     id: IdText
     timestamp_ms: int
     encoding: Encoding
@@ -142,8 +107,6 @@ class Event(TypedDict):
 
 
 class PolledMessage(Event):
-    """A message as a consumer reads it."""
-
     time: Moment
 
 
@@ -151,8 +114,6 @@ Polled = Annotated[list[PolledMessage], ShapeName("Polled")]
 
 
 class Browsed(TypedDict):
-    """A message as browse shows it."""
-
     id: IdText
     time: Moment
     timestamp_ms: int
@@ -169,8 +130,6 @@ class Browsed(TypedDict):
 
 
 class BrowsedAs(Browsed):
-    """The same, for a transaction."""
-
     consumable: bool
 
 
@@ -182,33 +141,15 @@ _Next = Annotated[
 ]
 
 
-class BrowsePage(TypedDict):
-    """A page of messages."""
-
-    messages: list[Browsed]
-    next: _Next
-
-
-class BrowsePageAs(TypedDict):
-    """The same, for a transaction."""
-
-    messages: list[BrowsedAs]
-    next: _Next
-
-
-class Stage(TypedDict):
-    """A new stage."""
-
-    stage: StageText
-    ends_at: Moment
+BrowsePage = TypedDict("BrowsePage", {"messages": list[Browsed], "next": _Next})
+BrowsePageAs = TypedDict("BrowsePageAs", {"messages": list[BrowsedAs], "next": _Next})
+Stage = TypedDict("Stage", {"stage": StageText, "ends_at": Moment})
 
 
 # --- Cursors --------------------------------------------------------------------------------------
 
 
 class CursorState(TypedDict):
-    """A cursor of this generation of its topic."""
-
     name: CursorName
     after: IdText | None
     version: str
@@ -217,44 +158,24 @@ class CursorState(TypedDict):
 
 
 class Cursor(CursorState):
-    """A cursor."""
-
     generation: int
 
 
-class Unread(TypedDict):
-    """The messages behind a cursor."""
-
-    messages: int
-    lost: int
-    oldest: End | None
+Unread = TypedDict("Unread", {"messages": int, "lost": int, "oldest": End | None})
 
 
 class CursorLag(Cursor):
-    """A cursor with its lag."""
-
     lag: Unread
 
 
-class Cursors(TypedDict):
-    """A page of cursors."""
-
-    cursors: list[CursorLag]
-    next: CursorName | None
-
-
-class CursorDeleted(TypedDict):
-    """Whether there was a cursor."""
-
-    deleted: bool
+Cursors = TypedDict("Cursors", {"cursors": list[CursorLag], "next": CursorName | None})
+CursorDeleted = TypedDict("CursorDeleted", {"deleted": bool})
 
 
 # --- Transactions ---------------------------------------------------------------------------------
 
 
 class SnapshotShown(TypedDict):
-    """The parts of a snapshot."""
-
     transaction_id: Long
     read_pointer: Long
     write_pointer: Long
@@ -276,8 +197,6 @@ Transaction = Annotated[
 
 
 class Listed(TypedDict):
-    """A transaction in progress."""
-
     id: Long
     type: TransactionType
     started_ms: int
@@ -288,8 +207,6 @@ class Listed(TypedDict):
 
 
 class TransactionList(TypedDict):
-    """The state of the service."""
-
     in_progress: list[Listed]
     in_progress_count: int
     committing: int
@@ -302,8 +219,6 @@ class TransactionList(TypedDict):
 
 
 class TransactionShown(TypedDict):
-    """One transaction; only its state if it is not in progress."""
-
     id: Long
     state: Annotated[str, Rule(enum=["in_progress", "committing", "invalid"])]
     type: NotRequired[TransactionType]
@@ -315,32 +230,13 @@ class TransactionShown(TypedDict):
     changes: NotRequired[int]
 
 
-class Nothing(TypedDict):
-    """Done."""
-
-
-class Invalidated(TypedDict):
-    """Whether the transaction was in progress."""
-
-    invalidated: bool
-
-
-class Truncated(TypedDict):
-    """How many transactions were forgotten."""
-
-    removed: int
-
-
-class Reset(TypedDict):
-    """How many transactions no longer hide messages."""
-
-    in_progress: int
-    invalid: int
+Nothing = TypedDict("Nothing", {})
+Invalidated = TypedDict("Invalidated", {"invalidated": bool})
+Truncated = TypedDict("Truncated", {"removed": int})
+Reset = TypedDict("Reset", {"in_progress": int, "invalid": int})
 
 
 class Unpassed(TypedDict):
-    """The topic whose sweep pruning waits for."""
-
     namespace: str
     topic: str
     generation: int
@@ -350,8 +246,6 @@ class Unpassed(TypedDict):
 
 
 class PrunePlan(TypedDict):
-    """How many invalid transactions the service may forget, and why not more."""
-
     invalid: int
     prunable: int
     oldest_prunable: Long | None
@@ -364,20 +258,14 @@ class PrunePlan(TypedDict):
 
 
 class Pruned(PrunePlan):
-    """The same, after it was done."""
-
     removed: int
 
 
 class FirstMessage(End):
-    """The first message that a transaction hides."""
-
     timestamp_ms: int
 
 
 class Blocker(TypedDict):
-    """A transaction that holds a consumer back."""
-
     transaction: Long
     write_pointer: Long
     first: FirstMessage
@@ -400,8 +288,6 @@ class Blocker(TypedDict):
 
 
 class Blockers(TypedDict):
-    """The transactions that hold a consumer back."""
-
     snapshot_of: Annotated[str, Rule(enum=["request", "transaction", "now"])]
     read_pointer: Long
     blockers: list[Blocker]
@@ -414,23 +300,11 @@ class Blockers(TypedDict):
 Contact = Annotated[str, Rule(enum=["connected", "suspended", "lost"])]
 
 
-class LedTopic(TypedDict):
-    """A topic that a node leads."""
-
-    topic: TopicName
-    epoch: int
-
-
-class CoordinatorView(TypedDict):
-    """A node's contact with the coordinator."""
-
-    contact: Contact
-    session: str | None
+LedTopic = TypedDict("LedTopic", {"topic": TopicName, "epoch": int})
+CoordinatorView = TypedDict("CoordinatorView", {"contact": Contact, "session": str | None})
 
 
 class StorageView(TypedDict):
-    """A node's calls of the storage."""
-
     calls: int
     errors: int
     last_success: Moment | None
@@ -439,8 +313,6 @@ class StorageView(TypedDict):
 
 
 class ClusterNode(TypedDict):
-    """A node's view of itself."""
-
     node: Instance
     incarnation: str
     url: str
@@ -458,8 +330,6 @@ class ClusterNode(TypedDict):
 
 
 class Member(TypedDict):
-    """A node as another node sees it."""
-
     node: Instance
     url: str
     version: str
@@ -471,8 +341,6 @@ class Member(TypedDict):
 
 
 class ClusterStatus(TypedDict):
-    """One node's view of all nodes."""
-
     asked: Instance
     contact: Contact
     nodes: list[Member]
@@ -482,31 +350,17 @@ class ClusterStatus(TypedDict):
 
 
 class Drained(TypedDict):
-    """Whether a node is drained, and whether the request changed that."""
-
     node: Instance
     url: str | None
     drained: bool
     changed: bool
 
 
-class Pin(TypedDict):
-    """A topic that is pinned to a node."""
-
-    topic: TopicName
-    node: Instance
-    lives: bool
-
-
-class Pins(TypedDict):
-    """All pins."""
-
-    pins: list[Pin]
+Pin = TypedDict("Pin", {"topic": TopicName, "node": Instance, "lives": bool})
+Pins = TypedDict("Pins", {"pins": list[Pin]})
 
 
 class Pinned(TypedDict):
-    """The node to which a topic is pinned, and whether the request changed that."""
-
     topic: TopicName
     node: Instance | None
     url: str | None
@@ -516,36 +370,18 @@ class Pinned(TypedDict):
 # --- The node itself ------------------------------------------------------------------------------
 
 
-class Health(TypedDict):
-    """The process lives."""
-
-    status: Literal["ok"]
-    version: str
-
-
-class Ready(TypedDict):
-    """The node takes requests."""
-
-    status: Literal["ready"]
-
-
-class ServiceStatus(TypedDict):
-    """As the original answers."""
-
-    status: Literal["OK"]
+Health = TypedDict("Health", {"status": Literal["ok"], "version": str})
+Ready = TypedDict("Ready", {"status": Literal["ready"]})
+ServiceStatus = TypedDict("ServiceStatus", {"status": Literal["OK"]})
 
 
 class Product(TypedDict):
-    """The product, and where its interface is described."""
-
     product: Literal["tms-broker"]
     version: str
     interface: Literal["/openapi.json"]
 
 
 class Error(TypedDict):
-    """An error."""
-
     code: Annotated[str, Rule(enum=sorted({error.code for error in registry()}))]
     message: str
     retriable: bool
@@ -563,8 +399,7 @@ class Error(TypedDict):
 # --- Avro's JSON encoding -------------------------------------------------------------------------
 
 
-class _Pointer(TypedDict):
-    long: Int64
+_Pointer = TypedDict("_Pointer", {"long": Int64})
 
 
 class _RollbackRange(TypedDict):
@@ -575,15 +410,11 @@ class _RollbackRange(TypedDict):
 
 
 class AvroPublishResponse(TypedDict):
-    """The answer of a transactional publish, and the body of its rollback."""
-
     transactionWritePointer: _Pointer
     rollbackRange: _RollbackRange
 
 
-class _AvroMessage(TypedDict):
-    id: CodePoints
-    payload: CodePoints
+_AvroMessage = TypedDict("_AvroMessage", {"id": CodePoints, "payload": CodePoints})
 
 
 AvroConsumeResponse = Annotated[list[_AvroMessage], ShapeName("AvroConsumeResponse")]

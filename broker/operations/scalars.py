@@ -64,10 +64,7 @@ TtlSent = (
 # --- Bytes ----------------------------------------------------------------------------------------
 
 
-class InBase64(TypedDict):
-    """Bytes that are not UTF-8."""
-
-    base64: str
+InBase64 = TypedDict("InBase64", {"base64": str})
 
 
 ShownBytes = Annotated[

@@ -1,4 +1,4 @@
-"""The JSON bodies of requests, each declared once (``shapes``)."""
+"""The JSON bodies of requests, each declared once (``shapes``). The table tells what each of them is."""
 
 from __future__ import annotations
 
@@ -45,14 +45,8 @@ PropertiesSent = Annotated[
 # --- Messages -------------------------------------------------------------------------------------
 
 
-class BytesSent(TypedDict):
-    """Bytes in base64."""
-
-    base64: Base64
-
-
-class _JsonSent(TypedDict):
-    json: object
+BytesSent = TypedDict("BytesSent", {"base64": Base64})
+_JsonSent = TypedDict("_JsonSent", {"json": object})
 
 
 JsonSent = Annotated[
@@ -62,8 +56,6 @@ JsonSent = Annotated[
 
 
 class MessageSent(TypedDict):
-    """A message with its parts."""
-
     value: ShownBytes | JsonSent
     key: NotRequired[ShownBytes | None]
     headers: NotRequired[dict[str, ShownBytes] | None]
@@ -74,8 +66,6 @@ NewMessage = str | BytesSent | JsonSent | MessageSent
 
 
 class MessagesSent(TypedDict):
-    """Messages, perhaps of a transaction."""
-
     messages: list[NewMessage]
     write_pointer: NotRequired[LongSent | None]
 
@@ -86,8 +76,6 @@ PublishRequest = Annotated[
 
 
 class RollbackRequest(TypedDict):
-    """The answer of a transactional publish."""
-
     write_pointer: Annotated[
         LongSent,
         Rule(says="that of a publish in a transaction, whose answer is the body of its rollback"),
@@ -103,8 +91,6 @@ _Ms = Annotated[int, Rule(minimum=0, maximum=(1 << 63) - 1)]
 
 
 class PollRequest(TypedDict):
-    """What a consumer reads, and from which place on."""
-
     start: NotRequired[
         Annotated[
             IdText | _Time | _Ms | None,
@@ -118,15 +104,10 @@ class PollRequest(TypedDict):
     snapshot: NotRequired[SnapshotSent | None]
 
 
-class Snapshot(TypedDict):
-    """The snapshot of a reader's transaction."""
-
-    snapshot: SnapshotSent
+Snapshot = TypedDict("Snapshot", {"snapshot": SnapshotSent})
 
 
 class CursorSent(TypedDict):
-    """The new place of a cursor, and the version that it must have now."""
-
     after: IdPlaceText | None
     expected: str | None
     data: NotRequired[
@@ -145,8 +126,6 @@ STAGES_MAX = 5_000
 
 
 class StagesSent(TypedDict):
-    """Stages to publish, in this order."""
-
     stages: Annotated[
         list[StageText],
         Rule(
@@ -163,8 +142,6 @@ class StagesSent(TypedDict):
 
 
 class TransactionSent(TypedDict):
-    """The kind of a new transaction, and its owner."""
-
     type: NotRequired[TransactionType]
     timeout_s: NotRequired[
         Annotated[float, Rule(exclusiveMinimum=0, says="a number of seconds")] | None
@@ -177,27 +154,17 @@ class TransactionSent(TypedDict):
 
 
 class ChangesSent(TypedDict):
-    """The keys that a transaction changed."""
-
     changes: Annotated[list[Base64], Rule(says="a list of keys, each in base64")]
 
 
-class CommitSent(TypedDict):
-    """The last write pointer of a transaction that has checkpoints."""
-
-    write_pointer: NotRequired[LongSent | None]
+CommitSent = TypedDict("CommitSent", {"write_pointer": NotRequired[LongSent | None]})
 
 
 class TruncatedIds(TypedDict):
-    """Transactions to forget."""
-
     ids: Annotated[list[LongSent], Rule(says="a list of transaction ids")]
 
 
-class TruncatedBefore(TypedDict):
-    """A moment: forget the transactions that began before it."""
-
-    before_ms: LongSent
+TruncatedBefore = TypedDict("TruncatedBefore", {"before_ms": LongSent})
 
 
 TruncateSent = Annotated[TruncatedIds | TruncatedBefore, ShapeName("TruncateSent")]
@@ -206,8 +173,6 @@ TruncateSent = Annotated[TruncatedIds | TruncatedBefore, ShapeName("TruncateSent
 
 
 class PinSent(TypedDict):
-    """The node that is to lead a topic."""
-
     node: Annotated[
         Instance | str,
         Rule(description="A live node's instance id or URL.", says="a node's instance id or URL"),
@@ -217,28 +182,17 @@ class PinSent(TypedDict):
 # --- Avro's JSON encoding -------------------------------------------------------------------------
 
 
-class _LongBranch(TypedDict):
-    long: Int64
-
-
-class _LimitBranch(TypedDict):
-    int: Int32Positive
-
-
-class _BytesBranch(TypedDict):
-    bytes: CodePoints
+_LongBranch = TypedDict("_LongBranch", {"long": Int64})
+_LimitBranch = TypedDict("_LimitBranch", {"int": Int32Positive})
+_BytesBranch = TypedDict("_BytesBranch", {"bytes": CodePoints})
 
 
 class AvroPublishRequest(TypedDict):
-    """A publish."""
-
     transactionWritePointer: NotRequired[_LongBranch | Int64 | None]
     messages: list[CodePoints]
 
 
 class AvroConsumeRequest(TypedDict):
-    """A poll."""
-
     startFrom: NotRequired[_BytesBranch | _LongBranch | CodePoints | Int64 | None]
     inclusive: NotRequired[bool]
     limit: NotRequired[_LimitBranch | Int32Positive | None]

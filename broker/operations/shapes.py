@@ -205,7 +205,7 @@ def _keeps(value: Any, rule: Mapping[str, Any]) -> bool:
 
 def _shown(value: object) -> str:
     if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
+        return f"a list of {len(value)}" if isinstance(value, list) else "an object"
     return "null" if value is None else f"{value!a:.80}"
 
 
