@@ -30,9 +30,9 @@ from typing_extensions import override
 
 from broker.local import LocalCluster, Member, ProcessKind, Sizes
 from broker.local.addresses import reserve
+from broker.local.member import own_view
 from broker.local.plan import ListenAddress, Settings
-from broker.local.readiness import own_view
-from broker.local.servers import HBaseServer, ToxiproxyServer
+from broker.local.servers import HBaseServer
 from broker.local.servers.process import HOST, ServerFailed
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.infrastructure import ChaosBeneath
@@ -41,6 +41,7 @@ from chaos.proxies import Wiring, client_url, proxied
 from chaos.sessions import end_session
 from chaos.supervisor import start_again, start_missing
 from chaos.target import Ability, Target, Unable
+from chaos.toxiproxy_server import ToxiproxyServer
 from chaos.zookeepers import Ensemble
 
 SESSION_S: Final = 2.0

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.local.plan import ListenAddress
-from broker.local.servers import ToxiproxyServer
 from broker.local.servers.process import HOST, free_ports
 from chaos.links import CLIENT, Link, Links, links_of, proxies_of
 from chaos.toxiproxy import Toxiproxy
+from chaos.toxiproxy_server import ToxiproxyServer
 
 
 @dataclass(frozen=True, slots=True)

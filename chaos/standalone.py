@@ -27,15 +27,16 @@ from typing import Final, Self
 
 from typing_extensions import override
 
-from broker.local.servers import ServerMissing, ToxiproxyServer
+from broker.local.servers import ServerMissing
 from broker.local.servers.process import HOST
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.full_disk import in_own_mounts
 from chaos.links import CLIENT, Link
 from chaos.proxies import client_url, proxied
 from chaos.synced import Disk, replay, traced
 from chaos.target import Ability, Target
+from chaos.toxiproxy_server import ToxiproxyServer
 
 NODE: Final = "broker-1"
 DISK_MIB: Final = 256

@@ -21,8 +21,8 @@ from benchmarks import occupancy, prepared
 from benchmarks.load import Load, LoadFailed, Wire, ask, connect, http_request
 from broker.coordination.assignment import Assignment
 from broker.local import LocalCluster, Member, Sizes
+from broker.local.cluster import init_storage
 from broker.local.servers.process import tied_to_us
-from broker.local.storage_tables import init_storage
 from broker.model import TopicId
 
 WAIT_S = 30.0

@@ -29,9 +29,10 @@ import happybase
 from broker import logs
 from broker.clock import SystemClock
 from broker.config.sections import LogLevel, LogsConfig
-from broker.local.servers import HBaseServer, ZooKeeperServer
+from broker.local.servers import HBaseServer
 from broker.rowlog import RowLog, Subscription
 from chaos.rowlog_workers import Workers
+from tests.kit.servers import ZooKeeperServer
 
 HOST: Final = "127.0.0.1"
 SESSION_TIMEOUT_MS: Final = 4_000

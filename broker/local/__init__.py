@@ -7,13 +7,10 @@
 
     plan            commands, files and addresses of any cluster; a test compares the compose file with them
     addresses       ports and folders of a cluster on this machine
-    member          one process: start, kill, freeze
-    readiness       questions that show whether a process serves
+    member          one process: start, ask, kill, freeze
     pids            the processes that belong to a folder, however they were started
-    storage_tables  the tables in HBase
     cluster         a whole cluster
-    single          a standalone broker as a process
-    servers         other servers: ZooKeeper, HBase and Toxiproxy
+    servers         the programs: ZooKeeper and HBase, fetched once
 """
 
 from broker.local.addresses import Sizes

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.local.plan import SMALL, ClusterLayout, Folders, ListenAddress, Settings
-from broker.local.servers import archive, jvm
+from broker.local.servers import jvm
 from broker.local.servers.process import HOST, ServerFailed, free_ports
 
 PORTS_OF_ONE: Final = 3
@@ -70,7 +70,7 @@ def local_layout(
     """
     places = reserve(folder, sizes)
     data = folder / "data"
-    archived = archive.sharing()
+    archived = jvm.sharing()
     return ClusterLayout(
         zookeepers=_group(places, "zookeeper-"),
         master=places["hbase-master"],
@@ -87,7 +87,7 @@ def local_layout(
         hbase_root=f"file://{data}/hbase",
         scratch=str(folder / "scratch"),
         broker_folder=str(folder),
-        jars=archive.class_path(),
+        jars=jvm.shared_class_path(),
         options={kind: (*options, *archived) for kind, options in SMALL.items()},
         settings=settings,
         own_settings=own_settings,

@@ -8,7 +8,7 @@
         cluster.nodes[0].start()
 
 Processes that don't depend on each other start at the same time. A process is ready when it has answered a real
-question, see ``readiness``.
+question, see ``member``.
 
 With ``hbase="one-jvm"`` all of HBase is one JVM. It has its own ZooKeeper, beside the ZooKeeper of the nodes. This
 takes less memory and starts faster, for tests that kill nodes or ZooKeeper but no part of HBase. You can also give a
@@ -32,6 +32,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,18 +43,17 @@ from typing import Final, Literal, Self
 
 from broker.local import pids, plan
 from broker.local.addresses import Sizes, local_layout
-from broker.local.member import STOP_S, Member
+from broker.local.member import STOP_S, Member, question
 from broker.local.plan import ClusterLayout, ListenAddress, ProcessKind, Program, Settings
-from broker.local.readiness import question
 from broker.local.servers import HBaseServer, ServerFailed
 from broker.local.servers.process import HOST
-from broker.local.storage_tables import init_storage
 
 Report = Callable[[str], None]
 
 STORAGE_READY_S = 90.0
 NODES_READY_S = 60.0
 MOVE_S = 60.0
+INIT_S = 120.0
 TABLE_PREFIX = "hbase.hbase_table_prefix"
 REGIONS = "hbase.hbase_regions"
 REGIONS_LOCAL = 4
@@ -351,3 +351,21 @@ def _by_name(*given: Mapping[int, Settings]) -> dict[str, Settings]:
         name = f"broker-{number}"
         merged[name] = {**merged.get(name, {}), **own}
     return merged
+
+
+def init_storage(file: Path) -> None:
+    """Make the missing tables of a configuration. Raises ServerFailed."""
+    command = [sys.executable, "-m", "broker.cli", "storage", "init", "--config", str(file)]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=INIT_S,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise ServerFailed(f"making the tables: {late}") from late
+    if done.returncode != 0:
+        raise ServerFailed(f"{' '.join(command[2:])} said: {done.stdout}{done.stderr}")

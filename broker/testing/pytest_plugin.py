@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real node, which this test session has to itself: on a free port, with an empty data folder."""
     try:
-        from broker.local.single import BrokerProcess  # noqa: PLC0415 - It needs an extra.
+        from broker.testing.broker_process import BrokerProcess  # noqa: PLC0415 - It needs an extra.
     except ModuleNotFoundError as error:
         pytest.fail(
             f"The fixture broker_url needs {error.name}: pip install 'tms-broker[server]'.",

@@ -13,7 +13,7 @@ from typing import Final
 
 from broker.client import BrokerError
 from broker.local.servers import ServerFailed
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from chaos import full_disk
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from broker.client import Client
 from broker.clock import SystemClock
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
 from chaos.clocks import ClockOffsets

@@ -10,13 +10,13 @@ from typing import Self
 
 import pytest
 
-from broker.local.servers import ToxiproxyServer
 from broker.local.servers.process import HOST
 from chaos import toxiproxy
 from chaos.links import Link, Links
 from chaos.packets import Packets, PacketsMissing
 from chaos.proxies import proxied
 from chaos.toxiproxy import Proxy, Toxic, Toxiproxy, ToxiproxyFailed
+from chaos.toxiproxy_server import ToxiproxyServer
 from tests.kit.fixtures import require
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

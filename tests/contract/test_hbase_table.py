@@ -14,7 +14,7 @@ import thriftpy2.rpc
 
 from broker.clock import SystemClock
 from broker.config.sections import HBaseConfig
-from broker.local.servers import HBaseServer, thrift2_idl
+from broker.local.servers import HBaseServer
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
@@ -24,6 +24,7 @@ from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import HEAD, Space, WriteUnknown
 from tests.kit.contract.log import LogContract
 from tests.kit.contract.table import Place, TableContract, column
+from tests.kit.servers import thrift2_idl
 from tests.unit.storage.hbase.fake import IDL
 
 pytestmark = pytest.mark.integration

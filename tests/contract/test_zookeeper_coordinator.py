@@ -19,7 +19,7 @@ from broker.coordination import zookeeper
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
-from broker.local.servers import ZooKeeperServer, free_ports
+from broker.local.servers import free_ports
 from broker.testing.virtual_time import within
 from chaos.sessions import end_session
 from tests.kit.contract.coordination import (
@@ -30,6 +30,7 @@ from tests.kit.contract.coordination import (
     reaches,
 )
 from tests.kit.contract.coordinator import FaultContract, LockContract, MembershipContract
+from tests.kit.servers import ZooKeeperServer
 from tests.kit.servers.ensemble import ZooKeeperEnsemble
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]

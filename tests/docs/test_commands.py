@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient, TopicExists
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.kit.forked import Forked
 from tests.kit.pages import ROOT, at_port, blocks, named, spark_programs
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from broker.local.single import BrokerProcess
 from broker.model import Poll, PublishRequest
+from broker.testing.broker_process import BrokerProcess
 from broker.wire import avro
 from tests.kit.attacked import AVRO, memory_bytes, request
 from tests.kit.serving import Answered, RawHttp, topic_path

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from broker.clock import SystemClock
-from broker.local.single import BrokerProcess
 from broker.storage.check import verify
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.report import CheckReport
+from broker.testing.broker_process import BrokerProcess
 from chaos.checkers import check
 from chaos.history import History, calls_of, of
 from tests.kit.kill_broker import BrokerDriver, located

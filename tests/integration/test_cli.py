@@ -21,7 +21,7 @@ from broker.cli import publish as publishing
 from broker.cli.publish import LONG_BYTES
 from broker.client import NewMessage, SyncClient
 from broker.config.sections import Config, LimitsConfig
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.kit.commands import in_this_process
 from tests.kit.served import ServedNode
 

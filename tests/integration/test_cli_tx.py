@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.client import SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.kit.commands import Run
 
 LIVES = (

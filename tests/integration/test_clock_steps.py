@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import Client, Message
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from chaos.clocks import ClockOffsets
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -32,7 +32,9 @@ from broker.local.plan import (
     programs,
     zoo_cfg,
 )
-from broker.local.servers import ToxiproxyServer, free_ports, hbase, toxiproxy, zookeeper
+from broker.local.servers import free_ports, hbase, zookeeper
+from chaos import toxiproxy_server as toxiproxy
+from chaos.toxiproxy_server import ToxiproxyServer
 from tests.kit.fixtures import require
 from tests.kit.servers import compose
 

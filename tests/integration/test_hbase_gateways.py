@@ -13,7 +13,7 @@ import pytest
 import thriftpy2
 import thriftpy2.rpc
 
-from broker.local.servers import HBaseGateway, HBaseServer, thrift2_idl
+from broker.local.servers import HBaseServer
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
@@ -21,6 +21,7 @@ from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId, page_key
 from broker.storage.table import HEAD, Cell, Space
+from tests.kit.servers import HBaseGateway, thrift2_idl
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]
 

@@ -10,10 +10,11 @@ import pytest
 from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
 from broker.local.plan import ProcessKind
-from broker.local.servers import HBaseGateway, HBaseServer
+from broker.local.servers import HBaseServer
 from broker.storage.hbase.gateways import GatewayAddress
 from chaos.checkers import check
 from tests.integration.hbase_load import Load, loaded
+from tests.kit.servers import HBaseGateway
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.server("hbase")]
 

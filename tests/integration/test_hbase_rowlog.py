@@ -17,12 +17,13 @@ import happybase
 import pytest
 
 from broker.cli.app import run as run_command
-from broker.local.servers import HBaseServer, ZooKeeperServer
+from broker.local.servers import HBaseServer
 from broker.rowlog import DeadLetter, Message, RowLog, Subscription
 from broker.rowlog.candidacy import best_for
 from broker.rowlog.execution_state import Part, backoff_ms
 from chaos.checkers.rowlog import overlaps, violations
 from chaos.rowlog_workers import Workers
+from tests.kit.servers import ZooKeeperServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.timeout(120)]
 

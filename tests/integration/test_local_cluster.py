@@ -18,8 +18,8 @@ import pytest
 
 from broker.client import SyncClient
 from broker.local import LocalCluster, Sizes, pids
+from broker.local.member import question
 from broker.local.plan import ListenAddress, ProcessKind
-from broker.local.readiness import question
 from broker.local.servers import HBaseServer, free_ports
 from broker.local.servers.process import await_answer
 

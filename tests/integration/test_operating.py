@@ -18,7 +18,7 @@ import pytest
 
 from broker.client import SyncClient
 from broker.local.addresses import free_ports
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 
 BROKER = (sys.executable, "-m", "broker.cli")
 STOP_S = 30.0

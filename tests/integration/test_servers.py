@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from broker.local.servers import (
-    HBaseServer,
-    ServerProcess,
-    ToxiproxyServer,
+from broker.local.servers import HBaseServer, ServerProcess, zookeeper
+from chaos.toxiproxy_server import ToxiproxyServer
+from tests.kit.servers import (
+    JavaClient,
+    JavaError,
+    KafkaServer,
+    RedisServer,
+    TmsServer,
     ZooKeeperServer,
     thrift2_idl,
-    zookeeper,
 )
-from tests.kit.servers import JavaClient, JavaError, KafkaServer, RedisServer, TmsServer
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import BrokerError, Client
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 
 TOPIC = "ns/stopped"
 PUBLISHERS = 8

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from broker.client import Client, Message, SyncClient, SyncSubscriber
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.victims import Steps, run, steps_of
 from tests.kit.served import ServedNode
 

@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, insert, select
 from broker.client import Client, SyncClient, TopicId
 from broker.client.publish_request import parts_of
 from broker.client.transaction_aware import Topical
-from broker.local.single import BrokerProcess
 from broker.sql.record import Recovered
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.victims import (
     METADATA,
     ORDERS,

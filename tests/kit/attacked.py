@@ -33,8 +33,8 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from broker.local.servers.process import start_child, tied_to_us
-from broker.local.single import BrokerProcess
 from broker.model import Poll, PublishRequest
+from broker.testing.broker_process import BrokerProcess
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
 from tests.kit.neighbour import CUT, TOPIC, Published, status_of

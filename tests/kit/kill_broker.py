@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from broker.client import BrokerError, Client, Published, TopicExists
-from broker.local.single import BrokerProcess
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, MessageId, RollbackRange, Snapshot
+from broker.testing.broker_process import BrokerProcess
 from broker.wire import avro
 from chaos.history import Event
 from chaos.labels import collapse, expand

@@ -149,7 +149,7 @@ TERMINAL_DOORS = {
     "broker/cli/completion.py",  # A script of its own, and names that it escapes.
     "broker/cli/message_options.py",
     "broker/local/__main__.py",
-    "broker/local/servers/__main__.py",
+    "broker/local/servers/downloads.py",
     "chaos/verdict_text.py",
 }
 """The modules that write to a terminal. They escape the texts of others."""

@@ -41,7 +41,6 @@ MIRRORS = {
     "table": "the port to a store, and each implementation",
     "tail": "in the client, and its command",
     "topics": "of a node, on the wire, their commands, their workload",
-    "toxiproxy": "its server, and its control",
     "transactions": "their operations, calls and commands; on a node; their workload and its checker",
     "zookeeper": "its server, and its client",
 }

@@ -10,25 +10,16 @@ the server answers. It leaves no process behind, even if the program that uses i
 raises ``ServerMissing``; the message names the command that helps.
 
     HBaseServer      ZooKeeper, HBase and both Thrift gateways in one JVM
-    HBaseGateway     one more Thrift-2 gateway of an HBaseServer
-    ZooKeeperServer  one ZooKeeper
-    ToxiproxyServer  a proxy that can make connections slow, silent or dead
 """
 
 from broker.local.servers.cache_folder import ServerMissing
-from broker.local.servers.hbase import HBaseGateway, HBaseServer, thrift2_idl
+from broker.local.servers.hbase import HBaseServer
 from broker.local.servers.process import ServerFailed, ServerProcess, free_ports
-from broker.local.servers.toxiproxy import ToxiproxyServer
-from broker.local.servers.zookeeper import ZooKeeperServer
 
 __all__ = [
-    "HBaseGateway",
     "HBaseServer",
     "ServerFailed",
     "ServerMissing",
     "ServerProcess",
-    "ToxiproxyServer",
-    "ZooKeeperServer",
     "free_ports",
-    "thrift2_idl",
 ]

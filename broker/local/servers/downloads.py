@@ -1,4 +1,4 @@
-"""Fetch servers into the cache with Maven and Go, as each server needs.
+"""Fetch servers into the cache with Maven.
 
 Every recipe is idempotent, and needs no network after its result is cached. If a recipe fails, its error names the
 missing part in one line. Maven runs offline first: if its own store has all files, that takes seconds and no
@@ -7,15 +7,16 @@ registry.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from broker.local.servers import archive, cache_folder, jvm, toxiproxy
+from broker.escapes import escaped_lines
+from broker.local.servers import cache_folder, jvm
 from broker.local.servers.cache_folder import ServerMissing
 from broker.local.servers.hbase import HBaseServer
 from broker.local.servers.process import ServerFailed, program
@@ -23,7 +24,6 @@ from broker.local.servers.process import ServerFailed, program
 Report = Callable[[str], None]
 
 _MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
-_TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _PROGRESS_S = 5.0
 
 
@@ -71,15 +71,15 @@ def fetch_maven(name: str, report: Report) -> None:
 
 def _fetch_hbase(name: str, report: Report) -> None:
     fetch_maven(name, report)
-    target = archive.target()
+    target = jvm.archive()
     if target.is_dir():
         return
     report(f"{name}: starting it once, to make the archive of its classes")
 
     def make(folder: Path) -> None:
-        archive.pack_own()
-        with HBaseServer(jvm_options=(*jvm.QUICK, "-Xmx768m", archive.RECORDING)) as server:
-            archive.write(server.pid, folder / archive.FILE)
+        jvm.pack_own()
+        with HBaseServer(jvm_options=(*jvm.QUICK, "-Xmx768m", jvm.RECORDING)) as server:
+            jvm.write_archive(server.pid, folder / jvm.FILE)
 
     began = time.monotonic()
     try:
@@ -132,26 +132,6 @@ def _compile(name: str, project: Path, folder: Path, report: Report) -> None:
         raise ServerMissing(f"its Java sources do not compile; see {log}")
 
 
-def _fetch_toxiproxy(name: str, report: Report) -> None:
-    target = cache_folder.place(name, toxiproxy.VERSION)
-    if target.is_dir():
-        report(f"{name}: cached")
-        return
-    go = program("go", "golang-go")
-    report(f"{name}: building with Go")
-    flags = f"-s -w -X {_TOXIPROXY}.Version={toxiproxy.VERSION}"
-    module = f"{_TOXIPROXY}/cmd/server@v{toxiproxy.VERSION}"
-
-    def make(folder: Path) -> None:
-        command = [go, "install", "-ldflags", flags, module]
-        log = log_of(name)
-        if run(command, log, environment={**os.environ, "GOBIN": str(folder)}) != 0:
-            raise ServerMissing(f"Go could not fetch or build it; see {log}")
-
-    cache_folder.build(target, make)
-    report(f"{name}: {(target / 'server').stat().st_size >> 20} MB")
-
-
 def run(
     command: Sequence[str],
     log: Path,
@@ -195,12 +175,26 @@ def check_maven(name: str) -> None:
     jvm.installed(name)
 
 
-def _check_toxiproxy(name: str) -> None:
-    toxiproxy.binary()
-
-
 RECIPES: Final[Mapping[str, Recipe]] = {
     "hbase": Recipe(_fetch_hbase, check_maven),
-    "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
 }
-"""The servers that a cluster on one machine, and the verifier, need."""
+"""The server that a cluster on one machine needs."""
+
+
+def fetch_all(recipes: Mapping[str, Recipe]) -> list[str]:
+    """Fetch servers; return those that are missing, each told in a line that begins with MISSING."""
+    say(f"servers are kept in {cache_folder.cache_folder()}")
+    missing = []
+    for name, recipe in recipes.items():
+        try:
+            fetch(name, recipe, say)
+        except ServerMissing as error:
+            missing.append(name)
+            say(f"MISSING {name}: {error}")
+    return missing
+
+
+def say(line: str) -> None:
+    """Write a line of progress."""
+    sys.stdout.write(escaped_lines(line) + "\n")
+    sys.stdout.flush()

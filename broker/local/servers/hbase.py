@@ -16,7 +16,6 @@ from __future__ import annotations
 import signal
 import socket
 import struct
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -24,11 +23,10 @@ from xml.sax.saxutils import escape
 
 from typing_extensions import override
 
-from broker.local.servers import archive, jvm
+from broker.local.servers import jvm
 from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
 
 GATEWAY_MAIN = "org.apache.hadoop.hbase.thrift2.ThriftServer"
-_IDL = "org/apache/hadoop/hbase/thrift2/hbase.thrift"
 
 JVM = (
     "-Dorg.apache.hbase.thirdparty.io.netty.tryReflectionSetAccessible=true",
@@ -133,7 +131,7 @@ class HBaseServer(ServerProcess):
     def command(self) -> Sequence[str]:
         site = {**self._site(), **self._overrides}
         ports = (str(self.thrift1_port), str(self.thrift2_port))
-        return _command(self.folder, site, self._jvm_options, "AllInOne", *ports)
+        return command_line(self.folder, site, self._jvm_options, "AllInOne", *ports)
 
     @override
     def answers(self) -> bool:
@@ -153,41 +151,7 @@ class HBaseServer(ServerProcess):
         }
 
 
-class HBaseGateway(ServerProcess):
-    """One more Thrift-2 gateway of a running HBase, for tests that kill it or need another configuration.
-
-    Attributes:
-        port: The port of the gateway.
-
-    Args:
-        server: The HBase that it connects to.
-        overrides: Keys of hbase-site.xml that override ``SITE``.
-    """
-
-    name: ClassVar[str] = "hbase-gateway"
-
-    def __init__(self, server: HBaseServer, *, overrides: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self._overrides = dict(overrides or {})
-        self._zookeeper_port = server.zookeeper_port
-        (self.port,) = free_ports(1)
-
-    @override
-    def command(self) -> Sequence[str]:
-        site = {
-            **SITE,
-            "hbase.zookeeper.property.clientPort": str(self._zookeeper_port),
-            **self._overrides,
-        }
-        words = ("start", "-p", str(self.port), "-b", HOST, "--infoport", "-1")
-        return _command(self.folder, site, (*jvm.QUICK, "-Xmx128m"), GATEWAY_MAIN, *words)
-
-    @override
-    def answers(self) -> bool:
-        return gateway_answers(HOST, self.port)
-
-
-def _command(
+def command_line(
     folder: Path, site: Mapping[str, str], options: Sequence[str], *main: str
 ) -> list[str]:
     """Write the configuration into ``conf`` of a folder, and return the command line of a program of HBase."""
@@ -195,8 +159,8 @@ def _command(
     configuration.mkdir(exist_ok=True)
     (configuration / "hbase-site.xml").write_text(site_xml(site))
     (configuration / "log4j.properties").write_text(LOG4J)
-    classes = archive.class_path(configuration)
-    return [jvm.java(), *JVM, *options, *archive.sharing(), "-cp", classes, *main]
+    classes = jvm.shared_class_path(configuration)
+    return [jvm.java(), *JVM, *options, *jvm.sharing(), "-cp", classes, *main]
 
 
 def site_xml(properties: Mapping[str, str]) -> str:
@@ -206,23 +170,6 @@ def site_xml(properties: Mapping[str, str]) -> str:
         for key, value in properties.items()
     ]
     return "\n".join(["<configuration>", *lines, "</configuration>", ""])
-
-
-def thrift2_idl() -> Path:
-    """Return the file of the Thrift-2 interface definition; it comes from HBase's own jar.
-
-    Raises:
-        ServerMissing: HBase is not fetched.
-    """
-    folder = jvm.installed("hbase")
-    definition = folder / "hbase-thrift2.thrift"
-    if not definition.is_file():
-        (jar,) = (folder / "lib").glob("hbase-thrift-*.jar")
-        with zipfile.ZipFile(jar) as archive:
-            written = definition.with_suffix(".tmp")
-            written.write_bytes(archive.read(_IDL))
-            written.rename(definition)
-    return definition
 
 
 def gateway_answers(host: str, port: int) -> bool:

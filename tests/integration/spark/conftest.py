@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.client import SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.spark.bed import Bed
 from tests.integration.spark.mortal import Gate
 from tests.integration.spark.sessions import spark_session

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.spark.sessions import FILES
 from tests.kit.servers import quick_spark
 

@@ -10,7 +10,7 @@ import pytest
 from broker.client import SyncClient
 from broker.local.servers import downloads
 from broker.local.servers.cache_folder import cache_folder
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import Gate, Jobs
 from tests.kit.servers.recipes import ALL

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from broker.client import SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.spark.driver import Driver, kill
 from tests.integration.spark.mortal import DEADLINE_S, FEW, STEPS, Gate, Held, Jobs
 from tests.integration.spark.standalone import standalone

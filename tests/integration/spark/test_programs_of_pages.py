@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.kit.pages import at_port, named, spark_programs
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from broker.client import Browsed, NewMessage, SyncClient
-from broker.local.single import BrokerProcess
 from broker.spark import publish
+from broker.testing.broker_process import BrokerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

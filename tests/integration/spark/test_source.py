@@ -12,8 +12,8 @@ from pyspark.sql.functions import window
 from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from broker.client import Message, SyncClient
-from broker.local.single import BrokerProcess
 from broker.model import Snapshot
+from broker.testing.broker_process import BrokerProcess
 from broker.wire.transaction import encode_transaction
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]

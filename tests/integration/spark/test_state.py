@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, session_window, split, timestamp_seconds
 
 from broker.client import SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
 

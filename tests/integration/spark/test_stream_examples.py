@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.client import Message, SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from examples.streams import ages, running, word_count
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]

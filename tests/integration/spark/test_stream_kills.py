@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient
-from broker.local.single import BrokerProcess
+from broker.testing.broker_process import BrokerProcess
 from tests.integration.spark import mortal_job
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import STEPS, Gate

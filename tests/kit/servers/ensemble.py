@@ -1,4 +1,4 @@
-"""Three ZooKeepers that elect a leader; the ensemble survives the loss of one.
+"""One ZooKeeper; and three that elect a leader: the ensemble survives the loss of one.
 
 A member is ready only when the ensemble serves, so all members start at the same time.
 """
@@ -7,15 +7,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import ClassVar, Self
 
 from typing_extensions import override
 
-from broker.local.servers import archive, jvm
+from broker.local.servers import jvm
 from broker.local.servers.process import HOST, ServerProcess, free_ports
 from broker.local.servers.zookeeper import LOG4J, MAIN, SETTINGS, ask, properties, serves
 
 MEMBERS = 3
+
+
+class ZooKeeperServer(ServerProcess):
+    """A standalone ZooKeeper on loopback."""
+
+    name: ClassVar[str] = "zookeeper"
+
+    def __init__(self, *, folder: Path | None = None, cpu: int | None = None) -> None:
+        super().__init__(folder=folder, cpu=cpu)
+        (self.port,) = free_ports(1)
+
+    @property
+    def hosts(self) -> str:
+        """The connection string for a client."""
+        return f"{HOST}:{self.port}"
+
+    @override
+    def command(self) -> Sequence[str]:
+        configuration = self.folder / "zoo.cfg"
+        own = {
+            "dataDir": f"{self.folder}/data",
+            "clientPort": str(self.port),
+            "clientPortAddress": HOST,
+        }
+        configuration.write_text(properties({**SETTINGS, **own}))
+        (self.folder / "log4j.properties").write_text(LOG4J)
+        return [
+            jvm.java(),
+            *jvm.QUICK,
+            "-Xmx128m",
+            *jvm.sharing(),
+            "-cp",
+            jvm.shared_class_path(self.folder),
+            MAIN,
+            str(configuration),
+        ]
+
+    @override
+    def answers(self) -> bool:
+        return serves(HOST, self.port)
 
 
 class EnsembleMember(ServerProcess):
@@ -39,8 +80,8 @@ class EnsembleMember(ServerProcess):
         configuration = self.folder / "zoo.cfg"
         configuration.write_text(properties({**SETTINGS, **own, **peers}))
         (self.folder / "log4j.properties").write_text(LOG4J)
-        options = (*jvm.QUICK, "-Xmx128m", *archive.sharing())
-        path = archive.class_path(self.folder)
+        options = (*jvm.QUICK, "-Xmx128m", *jvm.sharing())
+        path = jvm.shared_class_path(self.folder)
         return [jvm.java(), *options, "-cp", path, MAIN, str(configuration)]
 
     @override

@@ -15,14 +15,40 @@ from broker.local.servers import cache_folder, downloads
 from broker.local.servers.cache_folder import ServerMissing
 from broker.local.servers.downloads import Recipe, Report, check_maven, fetch_maven, log_of, run
 from broker.local.servers.process import program
+from chaos import toxiproxy_server
 from tests.kit.servers import compose, postgresql, quick_spark
 
+_TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _COMPOSE = "github.com/docker/compose/v2"
 PYSPARK: Final = "4.2.1"
 """The oldest supported version."""
 
 
 MAVEN: Final = Recipe(fetch_maven, check_maven)
+
+
+def _fetch_toxiproxy(name: str, report: Report) -> None:
+    target = cache_folder.place(name, toxiproxy_server.VERSION)
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    go = program("go", "golang-go")
+    report(f"{name}: building with Go")
+    flags = f"-s -w -X {_TOXIPROXY}.Version={toxiproxy_server.VERSION}"
+    module = f"{_TOXIPROXY}/cmd/server@v{toxiproxy_server.VERSION}"
+
+    def make(folder: Path) -> None:
+        command = [go, "install", "-ldflags", flags, module]
+        log = log_of(name)
+        if run(command, log, environment={**os.environ, "GOBIN": str(folder)}) != 0:
+            raise ServerMissing(f"Go could not fetch or build it; see {log}")
+
+    cache_folder.build(target, make)
+    report(f"{name}: {(target / 'server').stat().st_size >> 20} MB")
+
+
+def _check_toxiproxy(name: str) -> None:
+    toxiproxy_server.binary()
 
 
 def _fetch_compose(name: str, report: Report) -> None:
@@ -134,6 +160,7 @@ def _check_postgresql(name: str) -> None:
 
 ALL: Final[Mapping[str, Recipe]] = {
     **downloads.RECIPES,
+    "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
     "tms": MAVEN,
     "tephra": MAVEN,
     "kafka": MAVEN,

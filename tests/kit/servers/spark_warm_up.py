@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 from typing_extensions import override
 
-from broker.local.servers import archive, jvm
+from broker.local.servers import jvm
 from tests.integration.spark.sessions import spark_session
 
 
@@ -95,7 +95,7 @@ class _Numbers(DataSource):
 
 def main(folder: Path, target: Path) -> None:
     """Run the jobs in a folder, and write the archive."""
-    options = " ".join((*jvm.QUICK, f"-Djava.io.tmpdir={folder}", archive.RECORDING))
+    options = " ".join((*jvm.QUICK, f"-Djava.io.tmpdir={folder}", jvm.RECORDING))
     spark = spark_session(folder, **{"spark.driver.extraJavaOptions": options})
     spark.dataSource.register(_Numbers)
 
@@ -115,7 +115,7 @@ def main(folder: Path, target: Path) -> None:
         query.stop()
     spark.read.format("numbers").load().selectExpr("sum(number)").collect()
     (java,) = [each for each in psutil.Process().children() if each.name() == "java"]
-    archive.write(java.pid, target)
+    jvm.write_archive(java.pid, target)
     spark.stop()
 
 

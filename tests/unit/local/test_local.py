@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from broker.local import LocalCluster, Sizes, pids, single, storage_tables
+from broker.local import LocalCluster, Sizes, cluster, pids
 from broker.local import __main__ as launcher
 from broker.local.member import spec_file
 from broker.local.servers import ServerFailed, ServerMissing
+from broker.testing import broker_process
 
 DEADLINE_S = 60
 DEAF = """
@@ -105,23 +106,25 @@ def test_a_cluster_that_does_not_start_unlocks_its_folder(tmp_path: Path) -> Non
 
 
 def test_making_tables_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_tables, "INIT_S", 0.001)
+    monkeypatch.setattr(cluster, "INIT_S", 0.001)
     with pytest.raises(ServerFailed, match="timed out"):
-        storage_tables.init_storage(tmp_path / "broker.toml")
+        cluster.init_storage(tmp_path / "broker.toml")
 
 
-def broker_of(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> single.BrokerProcess:
+def broker_of(
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> broker_process.BrokerProcess:
     """Return a broker that runs ``code`` instead."""
     command = ("-c", f"import signal, sys; {code}")
-    monkeypatch.setattr(single, "command_line", lambda _: command)
-    return single.BrokerProcess(folder / "data")
+    monkeypatch.setattr(broker_process, "command_line", lambda _: command)
+    return broker_process.BrokerProcess(folder / "data")
 
 
 def test_a_broker_that_hangs_during_its_start_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = broker_of("signal.pause()", tmp_path, monkeypatch)
-    monkeypatch.setattr(single, "READY_S", 0.05)
+    monkeypatch.setattr(broker_process, "READY_S", 0.05)
     with pytest.raises(ServerFailed, match=r"not ready in 0\.05 s"):
         broker.start()
     assert not broker.running

@@ -56,7 +56,7 @@ def test_two(broker_client, broker_url):
 
 
 def test_without_the_server_the_fixture_names_the_extra_and_other_tests_run(tmp_path: Path) -> None:
-    conftest = "import sys\nsys.modules['broker.local.single'] = None\n"
+    conftest = "import sys\nsys.modules['broker.testing.broker_process'] = None\n"
     tests = "def test_other(): pass\ndef test_broker(broker_url): pass\n"
     done = run(tmp_path, tests, conftest=conftest)
     assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr

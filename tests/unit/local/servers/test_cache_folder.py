@@ -4,8 +4,7 @@ import pytest
 
 from broker.local.servers import ServerMissing, jvm
 from broker.local.servers import cache_folder as cache
-from broker.local.servers.__main__ import main
-from tests.kit.servers.recipes import ALL
+from tests.kit.servers.__main__ import main
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +74,7 @@ def test_the_command_names_missing_parts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CI", ci)
-    assert main(["fetch", *options, "tms", "redis", "toxiproxy"], ALL) == code
+    assert main(["fetch", *options, "tms", "redis", "toxiproxy"]) == code
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines == [
         "MISSING tms: java is not installed: apt-get install default-jdk-headless",

@@ -23,7 +23,7 @@ def binary() -> Path:
     """
     found = place("toxiproxy", VERSION) / "server"
     if not found.is_file():
-        message = "toxiproxy is not fetched: python -m broker.local.servers fetch toxiproxy"
+        message = "toxiproxy is not fetched; in a checkout: make test-servers SERVERS=toxiproxy"
         raise ServerMissing(message)
     return found
 
