@@ -14,8 +14,20 @@ from __future__ import annotations
 from broker.errors import BadRequest
 from broker.http.reply import Headers
 from broker.http.request import Request
-from broker.model import MessageId
+from broker.model import MESSAGE_ID_BYTES, MessageId, RowId, timestamp_of
+from broker.moments import rfc3339
+from broker.operations.replies import End
 from broker.places import GENERATION_HEADER, Place, place_of
+
+
+def shown_id(place: MessageId | RowId) -> str:
+    """Return a message id, or that of the message or the reference in a row, as the interface shows it."""
+    return place.ljust(MESSAGE_ID_BYTES, b"\0").hex()
+
+
+def end_of(place: MessageId | RowId | None) -> End | None:
+    """Return a message as the end of a topic, by its id or its row; None stays None."""
+    return None if place is None else End(id=shown_id(place), time=rfc3339(timestamp_of(place)))
 
 
 def in_generation(generation: int) -> Headers:

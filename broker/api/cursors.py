@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from broker.api import fields
+from broker.api.asked_places import end_of
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, Topic, check_cursor, timestamp_of
-from broker.moments import rfc3339
+from broker.model import ROW_ID_BYTES, Topic, check_cursor
 from broker.operations.parameters import CURSOR_LIMIT
-from broker.operations.replies import Cursor, CursorDeleted, CursorLag, Cursors, End, Unread
+from broker.operations.replies import Cursor, CursorDeleted, CursorLag, Cursors, Unread
 from broker.operations.sent import CursorSent
 from broker.operations.table import CURSOR_BYTES_MAX
 from broker.places import Place
@@ -62,19 +62,12 @@ class CursorHandlers:
     async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> CursorLag:
         after = None if cursor.after is None else cursor.after[:ROW_ID_BYTES]
         unread = await self._topics.unread(topic, after)
-        lag = Unread(messages=unread.messages, lost=unread.lost, oldest=row_shown(unread.oldest))
+        lag = Unread(messages=unread.messages, lost=unread.lost, oldest=end_of(unread.oldest))
         return {**_shown(topic, cursor), "lag": lag}
 
 
 def _shown(topic: Topic, cursor: StoredCursor) -> Cursor:
     return {**shown(cursor), "generation": topic.generation}
-
-
-def row_shown(row: RowId | None) -> End | None:
-    """Return a row as the id and the time of its message; None stays None."""
-    if row is None:
-        return None
-    return End(id=(row + ROW_ID_MIN).hex(), time=rfc3339(timestamp_of(row)))
 
 
 def _decode_put(body: bytes) -> tuple[Place | None, str | None, str]:

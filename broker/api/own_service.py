@@ -29,11 +29,11 @@ from broker.http.reply import Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
 from broker.operations.media_types import JSON, THRIFT
+from broker.operations.table import BY_NAME
 from broker.topics.reserved import TRANSACTIONS
 from broker.wire.transaction import decode_transaction
 
 DEADLINE_S: Final = 10.0
-_PATH: Final = "/v1/transactions"
 _FIRST: Final[list[type[BrokerError]]] = [BadRequest, NoLeader, Overloaded]
 """The errors that stand for a code which others have, too."""
 _BY_CODE: Final = {
@@ -76,9 +76,7 @@ class OwnService:
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
-        accept = {"Accept": THRIFT}
-        path = f"{_PATH}/snapshot"
-        reply = await self._ask("transactions_snapshot", "GET", path, accept, deadline=deadline)
+        reply = await self._ask("transactions_snapshot", {"Accept": THRIFT}, deadline=deadline)
         return decode_transaction(bytes(reply.body))
 
     async def list(
@@ -86,30 +84,23 @@ class OwnService:
     ) -> dict[str, Any]:
         """Return the transactions in progress."""
         query = "" if limit is None else f"limit={limit}"
-        reply = await self._ask("list_transactions", "GET", _PATH, query=query, deadline=deadline)
-        return _object(reply)
+        return _object(await self._ask("list_transactions", query=query, deadline=deadline))
 
     async def show(self, transaction_id: int, deadline: float | None = None) -> dict[str, Any]:
         """Return one transaction as the service knows it. Raises NotFound."""
-        path, names = f"{_PATH}/{transaction_id}", str(transaction_id)
-        asking = self._ask("show_transaction", "GET", path, transaction=names, deadline=deadline)
-        return _object(await asking)
+        named = str(transaction_id)
+        return _object(await self._ask("show_transaction", transaction=named, deadline=deadline))
 
     async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Forget invalid transactions; return how many were known."""
         body = orjson.dumps({"ids": [str(each) for each in ids]})
-        headers = {"Content-Type": JSON}
-        path = f"{_PATH}/truncate"
-        reply = await self._ask(
-            "truncate_transactions", "POST", path, headers, body=body, deadline=deadline
-        )
+        sent = {"Content-Type": JSON}
+        reply = await self._ask("truncate_transactions", sent, body=body, deadline=deadline)
         return int(_object(reply)["removed"])
 
-    async def _ask(  # noqa: PLR0913 - The parts of a request.
+    async def _ask(
         self,
         name: str,
-        method: str,
-        path: str,
         headers: Mapping[str, str] | None = None,
         *,
         query: str = "",
@@ -120,9 +111,10 @@ class OwnService:
         handler = self._handlers.get(name)
         if handler is None:
             raise Unavailable("This node has no transaction service yet.")
+        operation = BY_NAME[name]
         request = Request(
-            method,
-            path,
+            operation.method,
+            operation.template.replace("{transaction}", transaction),
             query,
             headers or {},
             body,

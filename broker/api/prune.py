@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from broker.api.asked_places import shown_id
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
+from broker.model import ROW_ID_BYTES, timestamp_of
 from broker.moments import rfc3339
 from broker.operations.parameters import THROUGH
 from broker.operations.replies import Pruned, PrunePlan, Unpassed
@@ -57,7 +58,7 @@ def _unpassed(plan: PruningPlan) -> Unpassed | None:
         topic=each.topic.topic,
         generation=each.generation,
         passed_below=str(each.below),
-        page=(page + ROW_ID_MIN).hex(),
+        page=shown_id(page),
         page_time=rfc3339(timestamp_of(page)) if any(page) else None,
     )
 

@@ -19,7 +19,6 @@ from broker.errors import OutcomeUnknown
 from broker.model import Snapshot
 from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.table import BY_NAME
-from broker.operations.table import TRANSACTIONS as PATH
 from broker.routing.routed_calls import Call, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
@@ -51,7 +50,6 @@ class RoutedTransactions:
         """Begin a transaction."""
         call = self._call(
             "start_transaction",
-            "",
             {"type": "long" if long else "short", "timeout_s": timeout_s, "client": client},
             accept=THRIFT,
             deadline=deadline,
@@ -69,94 +67,90 @@ class RoutedTransactions:
     async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Tell the service the keys that a transaction changed. They must fit into the service's bound."""
         sent = {"changes": [base64.b64encode(key).decode() for key in changes]}
-        call = self._call("can_commit_transaction", f"/{transaction_id}/can-commit", sent)
+        call = self._call("can_commit_transaction", sent, transaction=transaction_id)
         here = partial(self._local.can_commit, transaction_id, changes, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction: its writes become visible."""
         sent = {"write_pointer": shown_long(write_pointer)}
-        call = self._call("commit_transaction", f"/{transaction_id}/commit", sent)
+        call = self._call("commit_transaction", sent, transaction=transaction_id)
         here = partial(self._local.commit, transaction_id, write_pointer, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     async def abort(self, transaction_id: int) -> None:
         """Abort a transaction whose client has undone its writes."""
-        call = self._call("abort_transaction", f"/{transaction_id}/abort")
+        call = self._call("abort_transaction", transaction=transaction_id)
         here = partial(self._local.abort, transaction_id, call.deadline)
         await self._answer(call, here, _read_nothing)
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""
-        call = self._call("invalidate_transaction", f"/{transaction_id}/invalidate")
+        call = self._call("invalidate_transaction", transaction=transaction_id)
         here = partial(self._local.invalidate, transaction_id, call.deadline)
         return await self._answer(call, here, lambda body: bool(orjson.loads(body)["invalidated"]))
 
     async def checkpoint(self, transaction_id: int) -> Snapshot:
         """Give a transaction a further write pointer."""
-        call = self._call("checkpoint_transaction", f"/{transaction_id}/checkpoint", accept=THRIFT)
+        call = self._call("checkpoint_transaction", accept=THRIFT, transaction=transaction_id)
         here = partial(self._local.checkpoint, transaction_id, call.deadline)
         return await self._answer(call, here, decode_transaction)
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
-        call = self._call(
-            "transactions_snapshot", "/snapshot", method="GET", accept=THRIFT, deadline=deadline
-        )
+        call = self._call("transactions_snapshot", accept=THRIFT, deadline=deadline)
         here = partial(self._local.snapshot, call.deadline)
         return await self._answer(call, here, decode_transaction)
 
     async def tephra_snapshot(self) -> bytes:
         """Return the whole state in Tephra's snapshot format."""
-        call = self._call(
-            "transactions_snapshot", "/snapshot", method="GET", accept=TEPHRA_SNAPSHOT
-        )
+        call = self._call("transactions_snapshot", accept=TEPHRA_SNAPSHOT)
         here = partial(self._local.tephra_snapshot, call.deadline)
         return await self._answer(call, here, lambda body: body)
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
         """Remove pointers from the invalid list. Return how many were in it."""
-        call = self._call(
-            "truncate_transactions", "/truncate", {"ids": [str(each) for each in ids]}
-        )
+        call = self._call("truncate_transactions", {"ids": [str(each) for each in ids]})
         here = partial(self._local.truncate_invalid, ids, call.deadline)
         return await self._answer(call, here, _read_removed)
 
     async def truncate_invalid_before(self, before_ms: int) -> int:
         """Remove pointers given before a moment from the invalid list. Return how many were in it."""
-        call = self._call("truncate_transactions", "/truncate", {"before_ms": before_ms})
+        call = self._call("truncate_transactions", {"before_ms": before_ms})
         here = partial(self._local.truncate_invalid_before, before_ms, call.deadline)
         return await self._answer(call, here, _read_removed)
 
     async def invalid_count(self) -> int:
         """Return the number of invalid pointers."""
-        call = self._call("list_transactions", "?limit=0", method="GET")
+        call = self._call("list_transactions", query="?limit=0")
         return await self._answer(
             call, self._local.invalid_count, lambda body: int(orjson.loads(body)["invalid"])
         )
 
     async def reset(self) -> tuple[int, int]:
         """Forget all transactions. Return the numbers of those in progress, and of invalid pointers."""
-        call = self._call("reset_transactions", "/reset")
+        call = self._call("reset_transactions")
         here = partial(self._local.reset, call.deadline)
         return await self._answer(call, here, _read_forgotten)
 
     def _call(
         self,
         name: str,
-        path: str,
         sent: Mapping[str, Any] | None = None,
         *,
-        method: str = "POST",
+        transaction: int | None = None,
+        query: str = "",
         accept: str = JSON,
         deadline: float | None = None,
     ) -> Call:
+        operation = BY_NAME[name]
+        path = operation.template.replace("{transaction}", str(transaction))
         return Call(
-            BY_NAME[name].effect,
+            operation.effect,
             name,
             TRANSACTIONS,
-            method,
-            PATH + path,
+            operation.method,
+            path + query,
             {"Accept": accept, "Content-Type": JSON},
             b"" if sent is None else orjson.dumps(sent),
             self._routing.clock.monotonic() + self._deadline_s if deadline is None else deadline,

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from broker.api.asked_places import id_in
+from broker.api.asked_places import end_of, id_in, shown_id
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import (
     ROW_ID_BYTES,
-    ROW_ID_MIN,
-    MessageId,
     RowId,
-    timestamp_of,
 )
-from broker.moments import rfc3339
 from broker.operations import replies
 from broker.operations.parameters import RANGE_BYTES, RANGE_MESSAGES, RANGE_PARTS
-from broker.operations.replies import Count, End, Lag, Range, Rates
+from broker.operations.replies import Count, Lag, Range, Rates
 from broker.topics.ranges import RangeQuery
 from broker.topics.topics import Topics
 
@@ -39,8 +35,8 @@ class Stats:
                 published=stats.published,
                 messages=Count(value=stats.messages, estimate=not stats.messages_exact),
                 bytes=Count(value=stats.bytes, estimate=not stats.bytes_exact),
-                first=_end(stats.first),
-                last=_end(stats.last),
+                first=end_of(stats.first),
+                last=end_of(stats.last),
                 rates=Rates(publish_per_s=stats.publish_per_s, poll_per_s=stats.poll_per_s),
                 open_payload_logs=stats.open_payload_logs,
                 ids_ahead_ms=stats.ids_ahead_ms,
@@ -69,14 +65,14 @@ class Stats:
         found = await self._topics.range(request.topic, wanted)
         return json_reply(
             Range(
-                earliest=_id(found.earliest),
-                latest=_id(found.latest),
-                after=_id(found.after),
-                through=_id(found.through),
+                earliest=shown_id(found.earliest),
+                latest=shown_id(found.latest),
+                after=shown_id(found.after),
+                through=shown_id(found.through),
                 messages=found.messages,
                 bytes=found.bytes,
                 lost=found.lost,
-                ends=[_id(end) for end in found.ends],
+                ends=[shown_id(end) for end in found.ends],
                 generation=found.generation,
             )
         )
@@ -85,13 +81,3 @@ class Stats:
 def _row(request: Request, name: str) -> RowId | None:
     found = id_in(request, name)
     return None if found is None else found[:ROW_ID_BYTES]
-
-
-def _id(row: RowId) -> str:
-    return (row + ROW_ID_MIN).hex()
-
-
-def _end(identifier: MessageId | None) -> End | None:
-    if identifier is None:
-        return None
-    return End(id=identifier.hex(), time=rfc3339(timestamp_of(identifier)))
