@@ -45,16 +45,14 @@ def unhiding_of(own: OwnService, config: Config, topics: Topics) -> Unhiding:
     return Unhiding(own, allowed=told.transactions_reset_allowed, prunes=prunes)
 
 
-def guarded(
-    handlers: Mapping[str, Handler], unhiding: Unhiding, *, in_cluster: bool
-) -> dict[str, Handler]:
+def guarded(handlers: Mapping[str, Handler], unhiding: Unhiding) -> dict[str, Handler]:
     """Return the handlers, with a check before those that show hidden messages, and a log line after those of ``_NOTED``.
 
-    In a cluster, a request with the headers of a node was checked and logged by that node; the handler verifies them.
+    A request with the headers of a node was checked and logged by that node; the handler verifies them.
     """
 
     def own(request: Request) -> bool:
-        return not (in_cluster and nodeheaders.are_there(request.headers))
+        return not nodeheaders.are_there(request.headers)
 
     def checked(name: str, handler: Handler) -> Handler:
         async def check(request: Request) -> Answer:

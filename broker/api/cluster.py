@@ -8,67 +8,98 @@ shown as silent. So the view works also while parts of the cluster fail, when op
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from broker.clock import Clock
+from broker.coordination.claims import Written, read_clock
+from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.placement import Placement, read_placement
-from broker.coordination.ports import Contact, Members, NodeInfo
-from broker.errors import BadRequest, BrokerError, NotFound
+from broker.coordination.ports import Coordinator, Membership, NodeInfo
+from broker.errors import BadRequest, BrokerError, Unavailable
+from broker.http.answer import NoAnswer, NotSent, json_of
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId, check_namespace, check_topic
 from broker.moments import rfc3339
+from broker.operations.media_types import JSON
 from broker.operations.parameters import TOPICS_NAMED_MAX
-from broker.storage.call_health import StorageHealth
+from broker.routing.peers import Peers
+from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
+from broker.topics.leaders import Leaders
 from broker.topics.reserved import is_reserved
 
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0
-"""A node names at most so many of the topics that it leads, the first by name."""
+CLOCKS_MAX: Final = 8
+"""The most nodes that are asked for their time."""
+CLOCK_S_MAX: Final = 1.0
+
+Ask = Callable[[str, float], Awaitable[bytes]]
+"""Returns the view of the node at a URL, within so many seconds. Raises BrokerError, OSError, TimeoutError."""
+
+
+class _Get(NamedTuple):
+    """A GET request for a path."""
+
+    path: str
+    method: str = "GET"
+    headers: Mapping[str, str] = {"Accept": JSON}
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The parts of a cluster node that these handlers need. They call the functions for each request.
+    """The parts of a node that these handlers need.
 
     Attributes:
-        me: this node, as last announced.
-        members: the live nodes, as last heard, with this node.
-        contact: whether this node can reach the coordinator now.
-        session: the name of the session with the coordinator; None without a session.
-        slots_led: the number of slots whose lease this node has.
-        topics_led: the topics whose logs this node holds, each with its epoch.
-        storage: the counts of calls and errors of the storage.
-        clock_skew_ms: how far this node's clock was ahead of the storage's at the last comparison.
-        ask: GET a path (the second argument) from the node at a URL (the first) within so many
-            seconds; returns the body of a 200. Raises BrokerError, OSError or TimeoutError.
-        hint: tells all nodes to read a record again; does not raise if the coordinator is out of contact.
+        coordinator, membership: the node among the others.
+        tenure: knows the slots whose lease this node has.
+        leaders: know the topics whose logs this node holds, and how far its clock was ahead of the storage's.
+        peers: reach the other nodes.
         records: the store of pins and drained nodes.
+        health: the counts of calls and errors of the storage.
         clock: the node's clock.
         started_at: when the node started, in monotonic seconds.
         answer_s_max: how long other nodes and the records may take for a view of all nodes.
     """
 
-    me: Callable[[], NodeInfo]
-    members: Callable[[], Members]
-    contact: Callable[[], Contact]
-    session: Callable[[], str | None]
-    slots_led: Callable[[], int]
-    topics_led: Callable[[], Mapping[TopicId, int]]
-    storage: Callable[[], StorageHealth]
-    clock_skew_ms: Callable[[], int | None]
-    ask: Callable[[str, str, float], Awaitable[bytes]]
-    hint: Callable[[str], Awaitable[None]]
+    coordinator: Coordinator
+    membership: Membership
+    tenure: ClusterTenure
+    leaders: Leaders
+    peers: Peers
     records: RecordStore
+    health: CallHealth
     clock: Clock
     started_at: float
     answer_s_max: float = ANSWER_S_MAX
+
+    @property
+    def me(self) -> NodeInfo:
+        """This node, as last announced."""
+        return self.membership.me
+
+    @property
+    def nodes(self) -> Mapping[int, NodeInfo]:
+        """The live nodes, as last heard, with this node."""
+        return self.membership.members.nodes
+
+    async def ask(self, url: str, path: str, seconds: float) -> bytes:
+        """GET a path from the node at a URL, and return the body of a 200. Raises Unavailable."""
+        try:
+            reply = await self.peers.exchange(url, _Get(path), seconds)
+        except (NotSent, NoAnswer) as error:
+            raise Unavailable(f"It gave no answer: {error}") from error
+        if reply.status != 200:
+            raise Unavailable(f"It answered with status {reply.status}.")
+        return reply.body
 
 
 class NodeReport(NamedTuple):
@@ -78,36 +109,27 @@ class NodeReport(NamedTuple):
     problem: str | None = None
 
 
-def member(view: ClusterView | None) -> ClusterView:
-    """Return the view. Raises NotFound on a standalone node."""
-    if view is None:
-        raise NotFound("This node is not part of a cluster.")
-    return view
-
-
 class ClusterViewHandlers:
-    """The handlers of the views. ``view`` is None on a standalone node."""
+    """The handlers of the views."""
 
-    def __init__(self, view: ClusterView | None) -> None:
+    def __init__(self, view: ClusterView) -> None:
         """Keep the view."""
         self._view = view
 
     async def cluster_node(self, request: Request) -> Answer:
         """Answer this node's view of itself."""
-        return json_reply(own_view(member(self._view), _wanted_topics(request)))
+        return json_reply(own_view(self._view, _wanted_topics(request)))
 
     async def cluster(self, request: Request) -> Answer:
         """Answer the views of all nodes."""
-        view = member(self._view)
-        wanted = _wanted_topics(request)
-        me = view.me()
-        nodes = [info for _, info in sorted(view.members().nodes.items())]
+        view, wanted = self._view, _wanted_topics(request)
+        nodes = [info for _, info in sorted(view.nodes.items())]
         patience_s = _patience_s(view, request)
         placement, *asked = await asyncio.gather(
             _placement(view, patience_s),
             *(
                 _own_report(view, wanted)
-                if info.instance == me.instance
+                if info.instance == view.me.instance
                 else _ask_report(view, info, patience_s, wanted)
                 for info in nodes
             ),
@@ -120,8 +142,9 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
 
     ``wanted`` selects the led topics to name: no (none), yes (all), or one ``ns/topic``.
     """
-    me, storage = view.me(), view.storage()
-    led = {topic: epoch for topic, epoch in view.topics_led().items() if not is_reserved(topic)}
+    me, storage = view.me, view.health.so_far
+    led = {topic: epoch for topic, epoch in view.leaders.epochs().items() if not is_reserved(topic)}
+    session = view.membership.session
     return {
         "node": me.instance,
         "incarnation": me.incarnation,
@@ -129,10 +152,13 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
         "version": me.version,
         "protocol": me.protocol,
         "draining": me.draining,
-        "slots_led": view.slots_led(),
+        "slots_led": view.tenure.slots_led,
         "topics_led": len(led),
         "topics": None if wanted == "no" else _topic_rows(led, wanted),
-        "zookeeper": {"contact": view.contact().value, "session": view.session()},
+        "zookeeper": {
+            "contact": view.coordinator.contact.value,
+            "session": f"{session:#x}" if session else None,
+        },
         "storage": {
             "calls": storage.calls,
             "errors": storage.errors,
@@ -141,7 +167,7 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
             "last_error": storage.last_error,
         },
         "uptime_s": round(view.clock.monotonic() - view.started_at, 3),
-        "clock_skew_ms": view.clock_skew_ms(),
+        "clock_skew_ms": view.leaders.claims.clocks.skew_ms,
         "now_ms": view.clock.now_ms(),
     }
 
@@ -201,8 +227,8 @@ def _status(
 ) -> dict[str, Any]:
     known = placement if isinstance(placement, Placement) else None
     return {
-        "asked": view.me().instance,
-        "contact": view.contact().value,
+        "asked": view.me.instance,
+        "contact": view.coordinator.contact.value,
         "nodes": [_row(info, told, known) for info, told in zip(nodes, asked, strict=True)],
         "drained": None if known is None else sorted(known.drained),
         "pins": None if known is None else len(known.pins),
@@ -257,3 +283,26 @@ def _patience_s(view: ClusterView, request: Request) -> float:
 
 def _moment(time_ms: int | None) -> str | None:
     return None if time_ms is None else rfc3339(time_ms)
+
+
+# The other nodes as witnesses: two clocks differ at least by the distance of the other node's time from the interval
+# between the request and the answer, as with a write to storage.
+
+
+async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Sequence[Written]:
+    """Return the clocks of the nodes that answer. This asks at most CLOCKS_MAX nodes, all at once."""
+    asked = [_clock_of(node, ask, clock) for node in islice(others, CLOCKS_MAX)]
+    return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+
+async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
+    sent = read_clock(clock)
+    try:
+        async with asyncio.timeout(CLOCK_S_MAX):
+            view = json_of(await ask(node.url, CLOCK_S_MAX))
+    except (BrokerError, OSError, TimeoutError, ValueError):
+        return None
+    if not isinstance(view, dict) or view.get("node") != node.instance:
+        return None
+    now_ms = view.get("now_ms")
+    return Written(sent, now_ms, clock.now_ms()) if isinstance(now_ms, int) else None

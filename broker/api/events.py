@@ -35,7 +35,6 @@ import orjson
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.asked_places import in_generation, place_in
-from broker.api.leadership import epoch_of
 from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.api.polls import committed_in
 from broker.api.routed import BROKER_LEADER
@@ -81,12 +80,14 @@ class Events:
         self,
         topics: Topics,
         poll: PollNext,
+        leader: Callable[[TopicId], LeaderSeen | None],
         *,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """Keep the service, the function that polls, and the longest time without a byte on a stream."""
+        """Keep the service, the functions that poll and tell the leader, and the longest time without a byte on a stream."""
         self._topics = topics
         self._poll = poll
+        self._leader = leader
         self._clock = topics.around.clock
         self._keep_alive_s = keep_alive_s
 
@@ -109,15 +110,6 @@ class Events:
         told: Headers = () if leader is None else ((BROKER_LEADER, leader.format()),)
         headers = (("Cache-Control", "no-store"), *in_generation(generation), *told)
         return ChunkedReply(chunks, EVENTS, headers, compressible=False)
-
-    def _leader(self, topic: TopicId) -> LeaderSeen | None:
-        """Return the node that should lead. None if no node may, or on a standalone node."""
-        place = self._topics.around.tenure.place(topic)
-        if place.node is None:
-            return None
-        # The epoch of another node is unknown here. A log that this node still has to hand over is in an old epoch.
-        epoch = epoch_of(self._topics, topic) if place.here else None
-        return LeaderSeen(place.node.url, place.node.instance, epoch)
 
     async def _newest(self, topic: TopicId, generation: int) -> MessageId:
         query = BrowseQuery(None, None, 1, descending=True, generation=generation)

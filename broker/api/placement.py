@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Final
 
 from broker.api import fields
-from broker.api.cluster import ClusterView, member
+from broker.api.cluster import ClusterView
 from broker.coordination import placement
 from broker.coordination.placement import Placement, read_placement
 from broker.coordination.ports import INSTANCES_MAX, NodeInfo
@@ -27,16 +27,16 @@ NODE_BYTES_MAX: Final = 4 * 1024
 
 
 class Placing:
-    """The handlers that change where topics are led. ``view`` is None on a standalone node."""
+    """The handlers that change where topics are led."""
 
-    def __init__(self, view: ClusterView | None, registry: TopicRegistry) -> None:
+    def __init__(self, view: ClusterView, registry: TopicRegistry) -> None:
         """Keep the node's view of the cluster, and the registry of topics."""
         self._view = view
         self._registry = registry
 
     async def drain(self, request: Request) -> Answer:
         """Drain a node: it leads no topic, also after a restart. It still takes requests and forwards them."""
-        view = member(self._view)
+        view = self._view
         node = live_node(view, request.names.node)
         said = await read_placement(view.records)
         if not any(info.instance != node.instance for info in _leading(view, said)):
@@ -49,12 +49,12 @@ class Placing:
 
     async def undrain(self, request: Request) -> Answer:
         """Undrain a node: it may lead again. The node need not live now."""
-        view = member(self._view)
+        view = self._view
         text = request.names.node
         said = await read_placement(view.records)
         if _is_instance(text) and int(text) in said.drained:
             instance = int(text)
-            info = view.members().nodes.get(instance)
+            info = view.nodes.get(instance)
             url = None if info is None else info.url
         else:
             node = live_node(view, text)
@@ -64,9 +64,9 @@ class Placing:
 
     async def pins(self, _: Request) -> Answer:
         """Answer all pins."""
-        view = member(self._view)
+        view = self._view
         said = await read_placement(view.records)
-        live = view.members().nodes
+        live = view.nodes
         pins = [
             Pin(topic=_name(topic), node=node, lives=node in live)
             for topic, node in sorted(said.pins.items())
@@ -75,7 +75,7 @@ class Placing:
 
     async def pin(self, request: Request) -> Answer:
         """Let one node lead a topic, for as long as it lives."""
-        view = member(self._view)
+        view = self._view
         sent: PinSent = fields.read(request.body, PinSent, bytes_max=NODE_BYTES_MAX)
         node = live_node(view, str(sent["node"]))
         said = await read_placement(view.records)
@@ -91,7 +91,7 @@ class Placing:
 
     async def unpin(self, request: Request) -> Answer:
         """Remove a topic's pin: any node may lead it again. This also removes the pin of a deleted topic."""
-        view = member(self._view)
+        view = self._view
         changed = await _change_and_hint(view, placement.unpin(view.records, request.topic))
         if not changed and not await self._exists(request.topic):
             raise not_found(request.topic)
@@ -105,7 +105,7 @@ class Placing:
 
 def live_node(view: ClusterView, text: str) -> NodeInfo:
     """Return the live node with this instance id or URL. Raises NotFound, which lists the live nodes."""
-    nodes = view.members().nodes
+    nodes = view.nodes
     found = nodes.get(int(text)) if _is_instance(text) else _at(nodes.values(), text)
     if found is None:
         there_are = ", ".join(f"{info.instance} at {info.url}" for _, info in sorted(nodes.items()))
@@ -126,7 +126,7 @@ def _leading(view: ClusterView, said: Placement) -> list[NodeInfo]:
     """Return the live nodes that may lead."""
     return [
         info
-        for info in view.members().nodes.values()
+        for info in view.nodes.values()
         if not info.draining and info.instance not in said.drained
     ]
 
@@ -136,7 +136,7 @@ async def _change_and_hint(view: ClusterView, change: Awaitable[bool]) -> bool:
     try:
         return await change
     finally:
-        await view.hint(placement.HINT)
+        await view.coordinator.hint(placement.HINT)
 
 
 def _name(topic: TopicId) -> str:

@@ -19,7 +19,7 @@ from broker.api.message_list import ItemForm, JsonList
 from broker.api.own_service import AnyService
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind
-from broker.http.reply import Answer, ChunkedReply, Headers, Piece, Reply
+from broker.http.reply import ChunkedReply, Headers, Piece, Reply
 from broker.http.request import Request
 from broker.model import Poll, ShownMessage, Snapshot
 from broker.moments import span_s
@@ -63,19 +63,13 @@ class PollRequest(NamedTuple):
 
 
 class Polling:
-    """The handler of polls."""
+    """Reads polls, and answers them on this node."""
 
     def __init__(self, topics: Topics, service: AnyService, *, wait_max_s: float) -> None:
         """Keep the topics, and the service that gives snapshots. ``wait_max_s`` bounds how long a poll may wait."""
         self._topics = topics
         self._service = service
         self._wait_max_s = wait_max_s
-
-    async def poll(self, request: Request) -> Answer:
-        """Answer messages, at once or as soon as this consumer may see some."""
-        asked = await self.asked(request)
-        request.let_go_of_body()
-        return answer_of(await self.read(request, asked, asked.wait_s), asked)
 
     async def asked(self, request: Request) -> PollRequest:
         """Decode a request's poll. Raises BadRequest, BodyTooLarge."""

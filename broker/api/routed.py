@@ -1,4 +1,4 @@
-"""Handlers in a cluster: bring each request about a topic to the topic's leader, on any node.
+"""Bring each request about a topic to the topic's leader, on any node.
 
 The handlers themselves know nothing of this. ``Routed.bound`` wraps each handler of an operation that the leader answers::
 
@@ -6,8 +6,8 @@ The handlers themselves know nothing of this. ``Routed.bound`` wraps each handle
     from a client ──▶ led here? ──▶ handler
                           └──▶ routing: forward, or wait for a leader, until the deadline
 
-Replies name the leader (``Broker-Leader``), so that clients can send the next request to it directly. A standalone
-node does not wrap its handlers.
+Replies name the leader (``Broker-Leader``), so that clients can send the next request to it directly. A node whose store
+no other process can open does not: its clients reach it already, perhaps under an address that it does not know.
 
 A node uses it like this::
 
@@ -24,13 +24,12 @@ from typing import Final
 
 import orjson
 
-from broker.api.leadership import epoch_of
 from broker.api.publish import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
 from broker.api.transactions import NAME_EPOCH
 from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
-from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, ChunkedReply, Reply
+from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, ChunkedReply, Reply, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
 from broker.operations.media_types import JSON
@@ -90,6 +89,8 @@ class Routed:
         self.receiving = receiving
         self.topics = topics
         self._deadline_s = deadline_s
+        self.is_alone = topics.around.is_alone
+        """True if no other node can lead."""
         self._empties: dict[tuple[bool, str], Reply] = {}
 
     def bound(self, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
@@ -109,7 +110,8 @@ class Routed:
                 try:
                     return self.told(request.topic, await handler(request))
                 except UnavailableError as error:
-                    if error.code not in LOOK_AGAIN or error.outcome != "refused":
+                    is_elsewhere = error.code in LOOK_AGAIN and error.outcome == "refused"
+                    if self.is_alone or not is_elsewhere:
                         raise
             return await self._routed(name, effect, handler, request)
 
@@ -170,7 +172,7 @@ class Routed:
 
     def told(self, topic: TopicId, answer: Answer) -> Answer:
         """Return this node's answer, with the header that names it as the leader if it leads the topic."""
-        epoch = epoch_of(self.topics, topic)
+        epoch = None if self.is_alone else epoch_of(self.topics, topic)
         if epoch is None:
             return answer
         me = self.routing.me
@@ -191,6 +193,27 @@ class Routed:
                 self._empties.clear()
             told = self._empties[key] = answer.with_headers((BROKER_LEADER, text))
         return told
+
+    def should_lead(self, topic: TopicId) -> LeaderSeen | None:
+        """Return the node that should lead. None if no node may, or if clients need not be told."""
+        place = self.topics.around.tenure.place(topic)
+        if self.is_alone or place.node is None:
+            return None
+        # The epoch of another node is unknown here. A log that this node still has to hand over is in an old epoch.
+        epoch = epoch_of(self.topics, topic) if place.here else None
+        return LeaderSeen(place.node.url, place.node.instance, epoch)
+
+    async def leader(self, request: Request) -> Answer:
+        """Answer the leader's node, URL and epoch. The epoch is null until this node has claimed the topic."""
+        topic, me = request.topic, self.routing.me
+        await self.topics.get(topic, request.generation)
+        place = self.routing.place(topic)
+        node = me if place.here else place.node
+        url = None if node is None else node.url
+        if self.is_alone:
+            url = f"http://{request.headers.get('Host', 'localhost')}"
+        number = None if node is None else node.instance
+        return json_reply({"node": number, "url": url, "epoch": epoch_of(self.topics, topic)})
 
     # From nodes.
 
@@ -251,6 +274,12 @@ class Routed:
         }
         headers = (("Broker-Error", error.code), ("Broker-Outcome", "refused"))
         return Reply(error.http_status, orjson.dumps(told), JSON, headers)
+
+
+def epoch_of(topics: Topics, topic: TopicId) -> int | None:
+    """Return the epoch in which this node leads a topic. None if it does not lead it, or not yet."""
+    state = topics.leaders.states.get(topic)
+    return None if state is None or state.leader is None else state.leader.epoch
 
 
 def is_repeatable(headers: Mapping[str, str]) -> bool:

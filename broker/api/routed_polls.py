@@ -1,4 +1,4 @@
-"""Polls in a cluster: the topic's leader answers, or else storage. A waiting poll follows the leader.
+"""Polls: the topic's leader answers, or else storage. A waiting poll follows the leader.
 
 A poll waits at the leader, whose commits wake it. While it waits, leadership may move::
 
@@ -66,7 +66,7 @@ class _Polled(NamedTuple):
 
 
 class RoutedPolls:
-    """The handler of polls in a cluster."""
+    """The handler of polls."""
 
     def __init__(self, routed: Routed, polling: Polling) -> None:
         """Keep the router, and the handler that answers polls on this node."""
@@ -129,7 +129,9 @@ class RoutedPolls:
     async def _once(self, request: Request, asked: PollRequest, until: float) -> _Polled:
         """Ask the current leader once, and wait there."""
         if self._routing.place(request.topic).here:
-            if asked.wait_s > 0 and len(request.body) > KEPT_BODY_BYTES_MAX:
+            if self._routed.is_alone or (
+                asked.wait_s > 0 and len(request.body) > KEPT_BODY_BYTES_MAX
+            ):
                 request.let_go_of_body()
             try:
                 return await self._here(request, asked, until)

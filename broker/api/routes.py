@@ -14,7 +14,6 @@ from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events
 from broker.api.health import Health
-from broker.api.leadership import Leadership
 from broker.api.own_service import AnyService, OwnService
 from broker.api.placement import Placing
 from broker.api.polls import Polling
@@ -48,9 +47,9 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     topics: Topics,
     config: Config,
     health: Health,
-    cluster: ClusterView | None = None,
+    cluster: ClusterView,
+    routed: Routed,
     *,
-    routed: Routed | None = None,
     transactions: Transactions | None = None,
     service: AnyService | None = None,
 ) -> list[Route]:
@@ -60,8 +59,8 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         topics: the service of topics.
         config: the node's configuration.
         health: the handlers about the node itself.
-        cluster: the node's view of its cluster; None on a standalone node.
-        routed: binds the handlers to leaders; None on a standalone node, where no handler is wrapped.
+        cluster: the node's view of its cluster.
+        routed: binds the handlers to leaders.
         transactions: the transaction service of this node; None: one with the default bounds.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
@@ -69,7 +68,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
     asked = service or own
     handlers = handlers_of(
-        *_of_topics(topics, config, asked, routed, _pointer_check(config, transactions, routed)),
+        *_of_topics(topics, config, asked, routed, _pointer_check(topics, config, transactions)),
         TransactionsApi(transactions),
         PruningApi(_pruning(topics, asked)),
         ClusterViewHandlers(cluster),
@@ -80,11 +79,10 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         name: _in_time(topics.around.clock, BY_NAME[name], handler)
         for name, handler in handlers.items()
     }
-    if routed is not None:
-        handlers = routed.bound(handlers)
+    handlers = routed.bound(handlers)
     own.bind(handlers)
     handlers["purge"] = pinned(topics, handlers["purge"])
-    handlers = guarded(handlers, unhiding_of(own, config, topics), in_cluster=routed is not None)
+    handlers = guarded(handlers, unhiding_of(own, config, topics))
     return [
         Route(each, _of_role(each, config.server.role, handlers[each.name])) for each in OPERATIONS
     ]
@@ -110,20 +108,18 @@ def _of_role(operation: DeclaredOperation, role: Role, handler: Handler) -> Hand
     return refuse
 
 
-def _pointer_check(
-    config: Config, transactions: Transactions, routed: Routed | None
-) -> CheckPointer:
+def _pointer_check(topics: Topics, config: Config, transactions: Transactions) -> CheckPointer:
     """Return the check of write pointers. A node that does not serve the transactions itself allows any pointer."""
     if config.server.role != Role.ALL or config.transactions.transactions_url is not None:
         return any_pointer
-    return partial(transactions.check_in_progress, alone=routed is None)
+    return partial(transactions.check_in_progress, alone=topics.around.is_alone)
 
 
 def _of_topics(
     topics: Topics,
     config: Config,
     service: AnyService,
-    routed: Routed | None,
+    routed: Routed,
     check_pointer: CheckPointer,
 ) -> Iterator[object]:
     limits = config.limits
@@ -140,13 +136,8 @@ def _of_topics(
     yield Stats(topics)
     yield BlockersApi(topics, service, topics.around.clock)
     yield CursorHandlers(topics)
-    polling = Polling(topics, service, wait_max_s=limits.wait_max_s)
-    if routed is None:
-        yield from (Leadership(topics), polling, Events(topics, polling.within))
-        return
-    polls = RoutedPolls(routed, polling)
-    yield Leadership(topics, me=routed.routing.me, place=routed.routing.place)
-    yield from (polls, Events(topics, polls.within))
+    polls = RoutedPolls(routed, Polling(topics, service, wait_max_s=limits.wait_max_s))
+    yield from (routed, polls, Events(topics, polls.within, routed.should_lead))
 
 
 def _pruning(topics: Topics, service: AnyService) -> Pruning:

@@ -290,13 +290,13 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
         _init_tables(resolved(file, flags).config, as_json=as_json)
         return
     from broker import logs  # noqa: PLC0415
-    from broker.node import alone  # noqa: PLC0415
+    from broker.node import servers  # noqa: PLC0415
 
     config = _config(directory)
     with logs.writing(config.logs), _store_errors(directory, "make"):
         if directory.exists() and any(directory.iterdir()):
             raise click.ClickException(f"{directory} is not empty")
-        asyncio.run(_init(alone.open_store, config))
+        asyncio.run(_init(servers.open_store, config))
     if as_json:
         write_json({"directory": str(directory)})
 

@@ -1,4 +1,4 @@
-"""A node: the broker's parts, connected. The modules ``alone``, ``cluster`` and ``servers`` have its ground.
+"""A node: the broker's parts, connected.
 
 ::
 
@@ -6,9 +6,8 @@
                      clock ──▶   ▲
                               sweeper
 
-The *ground* is the part that differs: LevelDB without other nodes, or HBase, ZooKeeper and other nodes. A
-standalone node leads every topic. It first opens its store, which only one process can open. A node of a cluster
-first listens, so no other node can have its address.
+The *ground* has the storage, and the node's place among the nodes of its cluster (ground.py). A node first listens, so no
+other one can have its address; clients that connect before it has started wait.
 
 A stopping node hands its topics over, takes no new requests, finishes or forwards the current ones, and closes the
 store last.
@@ -20,112 +19,46 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from broker import __version__, logs
-from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.own_service import OwnService
-from broker.api.routed import Routed
+from broker.api.routed_transactions import RoutedTransactions
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
-from broker.coordination.claims import Written
-from broker.coordination.tenure import Tenure
-from broker.errors import Unavailable, install_command
 from broker.http.address import is_loopback
 from broker.http.budget import BudgetKind
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
-from broker.node.alone import Alone, open_store
-from broker.node.cluster import InCluster
-from broker.node.part_settings import (
-    STANDALONE,
-    node_name,
-    topic_settings,
-    transaction_settings,
-)
-from broker.node.tephra import serve_tephra
-from broker.node.transactions import ServiceElsewhere, asked_service, sweep_source
+from broker.node.ground import Ground
+from broker.node.servers import configured_servers, open_store
+from broker.node.transactions import ServiceElsewhere, asked_service, serve_tephra, sweep_source
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
-from broker.storage.records import Records, RecordStore
+from broker.storage.records import Records
 from broker.topics.retention import Sweeper, SweepReport
+from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
+from broker.transactions.service_settings import TransactionSettings
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
-    from broker.transactions.tephra_service import Serving
 
+STANDALONE = "standalone"
+"""The label of a node alone in its metrics."""
 CLOSE_TOPICS_S_MIN = 1.0
 """The time in which a stopping node may close its topics, even if its last requests used up the time of the drain."""
 
 log = logs.get_logger()
-
-
-class Ground(Protocol):
-    """The storage and coordination of a node. Call ``open`` first."""
-
-    @property
-    def logs(self) -> Logs:
-        """The logs."""
-
-    @property
-    def records(self) -> RecordStore:
-        """The record store."""
-
-    @property
-    def owner(self) -> str:
-        """The name of this node's incarnation."""
-
-    @property
-    def instance(self) -> int | None:
-        """This node's instance id in its cluster; None on a standalone node."""
-
-    @property
-    def tenure(self) -> Tenure:
-        """Coordination's answer which topics this node may claim."""
-
-    @property
-    def stopped(self) -> asyncio.Future[str]:
-        """Done, with the reason, once this node must stop."""
-
-    async def open(self, url: str) -> None:
-        """Open the stores, as the node at ``url``."""
-
-    def serve(self, topics: Topics) -> ClusterView | None:
-        """Connect the topics to coordination. Return the view of the cluster; None on a standalone node."""
-
-    def routed(self, topics: Topics, deadline_s: float) -> Routed | None:
-        """Return the binding of handlers to the leaders of topics; None on a standalone node."""
-
-    def transactions(self, local: Transactions, deadline_s: float) -> Serving:
-        """Return the transaction service, led by any node. Call ``routed`` first."""
-
-    def failure(self) -> str | None:
-        """Return why this node should get no requests; None if it should."""
-
-    def skewed(self, skew_ms: int) -> None:
-        """Note that this node's clock is wrong."""
-
-    async def other_clocks(self) -> Sequence[Written]:
-        """Return the times of the other nodes' clocks, for the nodes that answer."""
-
-    async def leave(self, seconds: float, *, waits_s: float) -> None:
-        """Hand all topics over within ``seconds``. From now on, requests for them are forwarded.
-
-        A request that waits for a leader longer than ``waits_s`` from now is refused: there is no leader.
-        """
-
-    async def close(self) -> None:
-        """Close all parts that were opened."""
 
 
 MakeGround = Callable[[Config, Clock, Metrics], Ground]
@@ -150,7 +83,7 @@ class Node:
         self.clock = clock or SystemClock()
         self._make_ground = ground or _configured_ground
         self._listen = listen or listen_at
-        self.metrics = Metrics(node_name(config), config.metrics.metrics_topics, process=True)
+        self.metrics = Metrics(_name_of(config), config.metrics.metrics_topics, process=True)
         self._ground: Ground | None = None
         self._topics: Topics | None = None
         self._transactions: Transactions | None = None
@@ -182,14 +115,14 @@ class Node:
 
     async def _start(self) -> None:
         config = self.config
-        if config.cluster.is_on:
-            self._listening = self._listen(config.server.host, config.server.port)
+        host, port = config.server.host, config.server.port
+        self._listening = listening = self._listen(host, port)
         self._ground = ground = self._make_ground(config, self.clock, self.metrics)
-        await ground.open(config.cluster.advertised_url or (self.url if self._listening else ""))
+        await ground.open(config.cluster.advertised_url or self.url)
         around = Surroundings(
             ground.logs,
             self.clock,
-            topic_settings(config),
+            TopicSettings.of(config),
             owner=ground.owner,
             instance=ground.instance,
             tenure=ground.tenure,
@@ -206,22 +139,22 @@ class Node:
         )
         view = ground.serve(topics)
         routed = ground.routed(topics, config.server.request_deadline_s)
-        transactions = Transactions(topics.leaders, transaction_settings(config))
+        transactions = Transactions(topics.leaders, TransactionSettings.of(config))
         self._transactions = transactions
         transactions.watch(self.metrics)
         self._service = service = asked_service(config, self.clock)
         routes = make_routes(
-            topics, config, health, view, routed=routed, transactions=transactions, service=service
+            topics, config, health, view, routed, transactions=transactions, service=service
         )
-        router = Router(routes)
-        server = Server(Dispatch(router, self.metrics, config), config, self.clock)
+        server = Server(Dispatch(Router(routes), self.metrics, config), config, self.clock)
         if config.transactions.thrift_port is not None:
-            serving = ground.transactions(transactions, config.server.request_deadline_s)
+            serving = RoutedTransactions(
+                transactions, routed.routing, deadline_s=config.server.request_deadline_s
+            )
             self._tephra = await serve_tephra(
                 config, serving, server.budgets, self.metrics, self.clock
             )
-        host, port = config.server.host, config.server.port
-        await server.start(host, port, self._listening or self._listen(host, port))
+        await server.start(host, port, listening)
         self._server = server
         self._watch(topics, around, server)
         sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
@@ -293,9 +226,9 @@ class Node:
         await asyncio.gather(*closing)
 
     async def _close_topics(self, topics: Topics, seconds: float) -> None:
-        """Close the topics. In a cluster wait at most ``seconds``, since its storage may not answer."""
+        """Close the topics. Wait at most ``seconds`` for storage on other machines, which may not answer."""
         closing = asyncio.ensure_future(topics.close())
-        await asyncio.wait((closing,), timeout=seconds if self.config.cluster.is_on else None)
+        await asyncio.wait((closing,), timeout=None if topics.around.is_alone else seconds)
         if closing.done():
             closing.result()
             return
@@ -393,17 +326,16 @@ def _report_fields(report: SweepReport) -> dict[str, int | str]:
     return fields
 
 
+def _name_of(config: Config) -> str:
+    """Return the label of the node in its metrics."""
+    if not config.cluster.is_on:
+        return STANDALONE
+    return config.cluster.advertised_url or f"{config.server.host}:{config.server.port}"
+
+
 def _configured_ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
     """Return the configured ground. Raises Unavailable."""
-    if not config.cluster.is_on:
-        return Alone(config, metrics, clock)
-    try:
-        from broker.node.servers import ConfiguredServers  # noqa: PLC0415 - See there.
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            f"A node of a cluster needs the package {error.name!r}: {install_command('cluster')}"
-        ) from error
-    return InCluster(config, clock, metrics, ConfiguredServers(config, clock))
+    return Ground(config, clock, metrics, configured_servers(config, clock, metrics))
 
 
 async def sweep_store(config: Config) -> SweepReport:
@@ -418,7 +350,7 @@ async def sweep_store(config: Config) -> SweepReport:
     logs_of_store = Logs(store, clock)
     try:
         owner, metrics = secrets.token_hex(8), Metrics(STANDALONE)
-        settings = topic_settings(config)
+        settings = TopicSettings.of(config)
         around = Surroundings(logs_of_store, clock, settings, owner=owner, metrics=metrics)
         topics = Topics(around, Records(logs_of_store.resolver))
         try:

@@ -1,26 +1,40 @@
-"""The transaction service for a node's own parts: the node's, its cluster's, or one at another address."""
+"""A node's transaction service: for its own parts, and for Tephra's clients on a port of its own.
+
+The node's parts ask the service of the node, of its cluster, or one at another address. Tephra's Thrift service needs the
+extra ``tephra``: its packages are imported only if a node starts it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from broker import logs
 from broker.api.own_service import DEADLINE_S, OwnService
 from broker.client import Client
 from broker.client.outcomes import UNREACHED
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable
+from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable, install_command
+from broker.http.budget import Budgets
+from broker.http.server import listen_at
+from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.topics.inversion import Source
 from broker.topics.overdue import in_time
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import TRANSACTIONS
 
+if TYPE_CHECKING:
+    from broker.transactions.tephra_server import TephraServer
+    from broker.transactions.tephra_service import Serving
+
 CLOSE_S: Final = 1.0
 """How long a node that stops waits for calls of a service elsewhere, which may be away."""
+
+log = logs.get_logger()
 
 
 class ServiceElsewhere:
@@ -101,3 +115,36 @@ def sweep_source(service: OwnService | ServiceElsewhere, registry: TopicRegistry
         return await service.snapshot()
 
     return snapshot
+
+
+async def serve_tephra(
+    config: Config,
+    transactions: Serving,
+    budgets: Budgets,
+    metrics: Metrics,
+    clock: Clock,
+) -> TephraServer:
+    """Listen on the port that the configuration names.
+
+    Raises:
+        Unavailable: a package that it needs is not installed.
+        OSError: the address is not free.
+    """
+    port = config.transactions.thrift_port
+    assert port is not None, "the configuration names no port"
+    try:
+        from broker.transactions.tephra_frames import Most  # noqa: PLC0415 - See there.
+        from broker.transactions.tephra_server import TephraServer  # noqa: PLC0415
+        from broker.transactions.tephra_service import TephraBounds  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"transactions.thrift_port needs the package {error.name!r}: {install_command('tephra')}"
+        ) from error
+    own = config.transactions
+    most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
+    bounds = TephraBounds(config.server.request_deadline_s, most, own.transactions_reset_allowed)
+    server = TephraServer(transactions, budgets, metrics, clock, bounds)
+    host = config.server.host
+    await server.start(host, port, listen_at(host, port))
+    log.info("thrift service started", host=config.server.host, port=server.port)
+    return server

@@ -13,6 +13,11 @@ While leadership moves, requests wait here for the new leader: none is refused b
 that was asked does not answer a read of storage before the deadline, this node reads storage itself. For this node's
 own topics the first attempt costs only a look at the tenure.
 
+A paused process, or a failed machine, does not close its connections. The sender of a request would wait until the
+deadline, although another node already leads. So while a request is in flight, this node checks regularly that the
+topic's place is still the node asked. After a change it waits for a grace period, because a leader that hands over
+still answers the requests that it has accepted.
+
 How a node uses it::
 
     secret = await cluster_secret(records, clock)
@@ -26,6 +31,7 @@ How a node uses it::
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import secrets
@@ -51,9 +57,9 @@ from broker.routing.decisions import (
 )
 from broker.routing.forwarder import Elsewhere, Forwarder
 from broker.routing.lanes import SentLane
-from broker.routing.leader_watch import LeaderChanged, unless_moved
 from broker.routing.nodeheaders import Repeat, check_serves
 from broker.routing.routed_calls import Call, Relayed
+from broker.shield import bare
 
 PAUSE_S: Final = 0.015
 PAUSE_GROWTH: Final = 1.5
@@ -62,6 +68,11 @@ PAUSE_S_MAX: Final = 0.5
 KEY_BYTES: Final = 16
 READS_ELSEWHERE_MAX: Final = 2
 """The most other nodes that are asked for a read before this node reads storage itself."""
+
+LOOK_S: Final = 0.1
+"""How often this node checks whether the node asked should still lead."""
+GRACE_S: Final = 0.5
+"""The time for which it still waits if another node should lead."""
 
 Result = TypeVar("Result")
 Local = Callable[[Repeat | None], Awaitable[Result]]
@@ -326,3 +337,47 @@ class _Journey(Generic[Result]):
             return True
         self._hint = named
         return False
+
+
+class LeaderChanged(NoAnswer):
+    """Another node should lead before an answer came."""
+
+
+class _Watch:
+    """Calls ``where`` every ``LOOK_S``, and ends ``scope`` ``GRACE_S`` after its result has changed."""
+
+    def __init__(self, where: Callable[[], object], scope: asyncio.Timeout) -> None:
+        self._where = where
+        self._was = where()
+        self._scope = scope
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._where() == self._was:
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+        else:
+            self._scope.reschedule(self._loop.time() + GRACE_S)
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+
+
+async def unless_moved(asking: Awaitable[Result], where: Callable[[], object]) -> Result:
+    """Return the result of ``asking``, but cancel it soon after ``where()`` has changed.
+
+    Raises:
+        LeaderChanged: ``asking`` was cancelled.
+    """
+    try:
+        async with asyncio.timeout(None) as scope:
+            watch = _Watch(where, scope)
+            try:
+                return await asking
+            finally:
+                watch.end()
+    except TimeoutError as error:
+        raise LeaderChanged("another node leads, and the node asked has not answered") from bare(
+            error
+        )

@@ -318,9 +318,9 @@ class OwnPage:
             Unavailable: storage does not answer.
         """
         while not self.done:
-            await self._rolled()
             if self.is_alone:
-                return not self.done
+                return True
+            await self._rolled()
             confirmed, page = self.head.token, self.page
             seen = await self._read_head()
             if self.page != page or (seen is not None and self._is_mine(seen, PageState.SEALED)):

@@ -122,7 +122,7 @@ class ClockComparison:
             ClockSkew: the clock is too far off.
             Unavailable: the clock can't be compared now.
         """
-        if not self._around.is_clustered or self._is_compared(is_led_here=is_led_here):
+        if self._around.is_alone or self._is_compared(is_led_here=is_led_here):
             return
         if self._comparing is None:
             self._comparing = begin(self._compare(), self._comparison_ended)

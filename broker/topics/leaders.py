@@ -62,6 +62,8 @@ class Leaders:
         self.around = around
         self.registry = registry
         self.states: dict[TopicId, TopicState] = {}
+        # Where only this node can lead, its operator need not be told that it does.
+        self._tell = log.debug if around.is_alone else log.info
         self._jitter = random.Random(seed)  # noqa: S311 - It only spreads retries; security does not depend on it.
         self.claims = TopicClaims(around, registry, self._jitter)
         self._handing_over = HandingOver(
@@ -90,8 +92,9 @@ class Leaders:
 
     async def learn(self, topic: TopicId) -> Topic:
         """Read and return a topic whose record this node does not know. Raises TopicNotFound."""
-        if self.around.is_clustered:
+        if not self.around.is_alone:
             return await self._read(topic)
+        # No other process changes the record, so this node remembers it.
         state = self.state(topic)
         try:
             with state.used():
@@ -104,7 +107,7 @@ class Leaders:
             self._forget_unknown(state)
 
     async def _read(self, topic: TopicId) -> Topic:
-        """Return a topic from storage: in a cluster only its leader may rely on its memory of the record."""
+        """Return a topic from storage."""
         record = await self.registry.read(topic)
         if record is None:
             raise not_found(topic)
@@ -220,8 +223,7 @@ class Leaders:
         else:
             # They were accepted under another generation's properties.
             fail(carried, Fenced(f"Not done: topic '{state.id}' was created again."))
-        if self.around.is_clustered:
-            log.info("topic claimed", topic=str(state.id), epoch=leader.epoch)
+        self._tell("topic claimed", topic=str(state.id), epoch=leader.epoch)
         # Another node may have written to the log before.
         state.wake()
         if not self.around.tenure.place(state.id).here:
@@ -230,8 +232,8 @@ class Leaders:
         return leader
 
     async def _claim_log(self, state: TopicState, deadline: float) -> TopicLeader:
-        """Claim a topic. On a standalone node its record does not change before this returns."""
-        if self.around.is_clustered:
+        """Claim a topic. Where a proof of leading reads nothing, its record does not change before this returns."""
+        if not self.around.is_alone:
             # This takes no lock: a lease may take long, and storage orders this and other changes.
             return await self._claimed(state, deadline)
         async with state.lock:
@@ -277,10 +279,9 @@ class Leaders:
         state.claims_lost = min(leader.lost_claims(state.claims_lost), 8)
         if isinstance(leader.ended, Fenced):
             self.around.tenure.fenced(state.id)
-        if self.around.is_clustered:
+        if not self.around.is_alone:
             state.topic = None
-            why = str(leader.ended)
-            log.info("topic let go", topic=str(state.id), epoch=leader.epoch, why=why)
+        self._tell("topic let go", topic=str(state.id), epoch=leader.epoch, why=str(leader.ended))
         if state.leader is leader:
             state.leader = None
             state.former = leader

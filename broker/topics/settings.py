@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from broker.config.sections import Config
 from broker.model import ROW_ID_MIN, PublishRequest, RowId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """Bounds and times. The node fills it from the configuration."""
+    """Bounds and times."""
 
     transaction_life_max_s: int = 90_000
     """The greatest age of a write pointer at a publish or store under it."""
@@ -46,6 +47,28 @@ class TopicSettings:
     topic_records_cached_max: int = 100_000
     sweep_margin_ms: int = 60_000
     sweep_rows_max: int = 1000
+
+    @classmethod
+    def of(cls, config: Config) -> TopicSettings:
+        """Return the settings in a configuration."""
+        limits, topics, sweep = config.limits, config.topics, config.sweep
+        return cls(
+            transaction_life_max_s=topics.transaction_life_max_s,
+            stage_life_s=topics.stage_life_s,
+            cursors_max=topics.cursors_max,
+            request_deadline_s=config.server.request_deadline_s,
+            id_lead_ms_max=topics.id_lead_ms_max,
+            clock_skew_ms_max=config.cluster.clock_skew_ms_max,
+            queued_requests_max=limits.queued_requests_max,
+            queued_bytes_max=limits.queued_bytes_max,
+            idempotency_window_ms=int(topics.idempotency_window_s * 1000),
+            idempotency_keys_max=limits.idempotency_keys_max,
+            idempotency_keys_bytes_max=limits.idempotency_keys_bytes_max,
+            poll_messages_max=limits.poll_messages_max,
+            cache_bytes_max=topics.cache_bytes_max,
+            sweep_margin_ms=int(sweep.sweep_margin_s * 1000),
+            sweep_rows_max=sweep.sweep_rows_max,
+        )
 
 
 class Producer(NamedTuple):

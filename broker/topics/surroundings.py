@@ -35,7 +35,7 @@ class Surroundings:
         "gaps",
         "ids_ahead",
         "instance",
-        "is_clustered",
+        "is_alone",
         "keys",
         "logs",
         "metrics",
@@ -63,7 +63,7 @@ class Surroundings:
         skewed: Callable[[int], None] | None = None,
         other_clocks: OtherClocks | None = None,
     ) -> None:
-        """``owner`` names this incarnation of this node; ``instance`` is None when standalone.
+        """``owner`` names this incarnation of this node, and ``instance`` is its number among the nodes of its cluster.
 
         ``tenure`` says which topics the node may claim. ``skewed`` is called when two witnesses find this clock
         too far off, with the ms by which it is ahead of the storage's (negative: behind). ``other_clocks`` asks
@@ -75,9 +75,10 @@ class Surroundings:
         self.settings = settings
         self.owner = owner
         self.instance = instance
+        self.is_alone = logs.table.is_alone
+        """True if no other process writes to the store: all that this node read or wrote stays true, no read is stale,
+        all instance numbers are this node's, and its clock is the only one."""
         self.tenure = tenure
-        self.is_clustered = instance is not None or tenure is not EVERYTHING
-        """True if other nodes may lead the same topics."""
         self.metrics = metrics or Metrics(owner)
         self.skewed = skewed or _ignored
         self.other_clocks = other_clocks or _no_clocks
@@ -90,7 +91,7 @@ class Surroundings:
         self.ids_ahead = IdsAhead()
         self.gaps = GapsPassed()
         self.browsing: AbstractAsyncContextManager[object] = (
-            asyncio.Lock() if logs.table.is_alone else nullcontext()
+            asyncio.Lock() if self.is_alone else nullcontext()
         )
         """A browse holds this while it reads a store of this process, because the event loop stands still during
         the copies of such a read. In a cluster it is no lock: reads wait for servers, and a server that hangs must
@@ -103,7 +104,7 @@ class Surroundings:
             first_ms=first_ms,
             monotonic_ms=self.clock.monotonic() * 1000,
             lead_ms_max=self.settings.id_lead_ms_max,
-            instance=self.instance,
+            instance=None if self.is_alone else self.instance,
         )
 
     def answered_keys(self, pointer: RowId) -> AnsweredKeys:

@@ -1,6 +1,6 @@
 """Claim one topic: read its record, get a permit, claim its log, and compare the clocks.
 
-In a cluster the claim reads the record twice. The first read says which generation to claim, and may be stale.
+The claim reads the record twice, unless no other process can change it. The first read says which generation to claim, and may be stale.
 The second read begins once the log is held, so it shows every change that the leader before made. A leader that
 changes a record proves afterwards that it still leads (record_changes.py). So if a change and a claim overlap, one of
 the two sees the other.
@@ -78,7 +78,7 @@ class TopicClaims:
                 await clock.sleep(STALE_RECORD_PAUSE_S)
             else:
                 await self._compare_clocks(made)
-                recorded = await self._read_again(found)
+                recorded = await self._registry.get(found.id)
                 if recorded.generation == found.generation:
                     return recorded, made.hold
 
@@ -97,12 +97,6 @@ class TopicClaims:
         """Return whether the record has a higher generation now."""
         record = await self._registry.read(found.id)
         return record is not None and record.generation > found.generation
-
-    async def _read_again(self, found: Topic) -> Topic:
-        """Return a topic that was just claimed, with its present record."""
-        if not self._around.is_clustered:
-            return found
-        return await self._registry.get(found.id)
 
     async def finish_delete(self, topic: TopicId, record: TopicRecord) -> bool:
         """Mark a topic's record as deleted if its log says so. Return whether this was still to do."""

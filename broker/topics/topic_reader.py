@@ -255,7 +255,7 @@ class TopicReading:
 
     async def _wait_before_rereading(self) -> None:
         """Wait before reading storage again: it showed less than the reading must have."""
-        if not self._around.is_clustered:
+        if self._around.is_alone:
             # No other node writes to this storage, so a read is never stale.
             raise BadRequest(
                 "through lies behind the topic's latest message. Ask for a range that ends at that message."

@@ -149,8 +149,8 @@ class TopicState:
         """Give a leader the present record, unless that is of another generation."""
         if leader.topic.generation == recorded.generation:
             leader.topic = recorded
-            # Once a leader has ended, another node may change the record at any time.
-            if self.leader is leader or not self.around.is_clustered:
+            # Once a leader has ended, another node may change the record at any time, if there can be one.
+            if self.leader is leader or self.around.is_alone:
                 self.topic = recorded
 
     def doubt(self, error: BrokerError) -> None:
@@ -206,12 +206,12 @@ class TopicState:
         """
         self.touched = True
         cache = self._cache_for(reading)
-        if cache is not None and self.around.is_clustered:
+        if cache is not None:
             cache = await self._proven_cache(reading)
             if cache is None:
                 await self._follow_record(reading)
-        # In a cluster only a proven leader knows the present record. Without one a reading keeps its own.
-        if self.topic is not None and (cache is not None or not self.around.is_clustered):
+        # Only a proven leader knows the present record, unless no other process can change it.
+        if self.topic is not None and (cache is not None or self.around.is_alone):
             reading.follow(self.topic)
         await self.clocks.compare(is_led_here=self.leader is not None)
         page = await reading.page(cache, bytes_max)

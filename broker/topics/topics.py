@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 
 from broker.errors import (
     BadRequest,
-    BrokerError,
     Fenced,
     OutcomeUnknown,
     TopicExists,
@@ -59,7 +58,7 @@ class Topics:
         self, around: Surroundings, records: RecordStore, *, seed: int | None = None
     ) -> None:
         """Serve the topics in the stores. ``seed`` makes the jitter of back-off repeatable."""
-        cached_max = 0 if around.is_clustered else around.settings.topic_records_cached_max
+        cached_max = around.settings.topic_records_cached_max if around.is_alone else 0
         self.registry = TopicRegistry(records, cached_max=cached_max)
         self.around = around
         self.leaders = Leaders(around, self.registry, seed=seed)
@@ -90,15 +89,11 @@ class Topics:
         with state.used():
             async with state.turn(deadline):
                 try:
-                    created = await self.registry.create(topic, properties)
+                    return await self.registry.create(topic, properties)
                 except TopicExists:
                     if not await self.leaders.finish_delete(topic):
                         raise
-                    created = await self.registry.create(topic, properties)
-                # In a cluster another node may lead the topic, and change its record at any time.
-                if not self.around.is_clustered:
-                    state.topic = created
-                return created
+                    return await self.registry.create(topic, properties)
 
     async def update(
         self,
@@ -112,22 +107,18 @@ class Topics:
 
         Raises:
             TopicNotFound: there is no such topic.
-            NotLeader, NoLeader: in a cluster; nothing was done.
+            NotLeader, NoLeader: nothing was done.
             Unavailable: ``deadline`` (monotonic seconds) passed before its turn; nothing was done.
-            OutcomeUnknown: in a cluster; the topic's leader may not know of the change.
+            OutcomeUnknown: the topic's leader may not know of the change.
         """
         self.leaders.must_be_here(topic)
         await self._check_there(topic, generation, deadline)
-        if self.around.is_clustered:
-            deadline = self.leaders.deadline() if deadline is None else deadline
+        deadline = self.leaders.deadline() if deadline is None else deadline
 
-            async def change(_: TopicLeader) -> Topic:
-                return await self.registry.update(topic, properties)
+        async def change(_: TopicLeader) -> Topic:
+            return await self.registry.update(topic, properties)
 
-            return await to_its_end(
-                record_changes.change_led(self.leaders, topic, change, deadline)
-            )
-        return await to_its_end(self._update(topic, properties, deadline))
+        return await to_its_end(record_changes.change_led(self.leaders, topic, change, deadline))
 
     async def _check_there(
         self, topic: TopicId, generation: int | None, deadline: float | None
@@ -135,21 +126,6 @@ class Topics:
         """Raise TopicNotFound, TopicRecreated; Unavailable if the deadline passes before storage answers."""
         async with in_time(self.around.clock, deadline):
             await self.get(topic, generation)
-
-    async def _update(
-        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None
-    ) -> Topic:
-        state = self.leaders.state(topic)
-        with state.used():
-            async with state.turn(deadline):
-                try:
-                    state.topic = await self.registry.update(topic, properties)
-                except BrokerError as error:
-                    state.doubt(error)
-                    raise
-                if state.leader is not None:
-                    state.leader.topic = state.topic
-                return state.topic
 
     async def purge(
         self,
@@ -193,14 +169,11 @@ class Topics:
     async def _known(self, topic: TopicId) -> tuple[Topic, TopicLeader | None]:
         """Do as ``_look_up``, for any generation.
 
-        In a cluster only the leader knows a topic without reading its record. Even the leader must first read its
-        page's head; concurrent calls share this read.
+        Only the leader knows a topic without reading its record, once it has proven that it leads.
         """
         state = self._states.get(topic)
         if state is None:
             return await self.leaders.learn(topic), None
-        if not self.around.is_clustered:
-            return state.topic or await self.leaders.learn(topic), state.leader
         leader = state.leader
         if leader is not None and await leader.is_proven() and state.leader is leader:
             return leader.topic, leader
@@ -316,7 +289,6 @@ class Topics:
             return found._replace(generation=leader.topic.generation)
 
         async with answered_in_time(self.around.clock, options.deadline):
-            await self._check_before_leading(topic, request, options)
             return await self.leaders.led(topic, attempt, options)
 
     async def store(
@@ -335,14 +307,11 @@ class Topics:
             return found._replace(generation=leader.topic.generation)
 
         async with answered_in_time(self.around.clock, options.deadline):
-            await self._check_before_leading(topic, request, options)
             return await self.leaders.led(topic, attempt, options)
 
     async def begin_stage(self, topic: TopicId, options: PublishOptions = NO_OPTIONS) -> int:
         """Begin a stage and return its number. Each call begins another one. Raises as publish does."""
         self.leaders.must_be_here(topic)
-        if not self.around.is_clustered:
-            await self._check_there(topic, None, options.deadline)
         return await self.leaders.led(
             topic, lambda leader: leader.payloads.begin_stage(options.deadline), options
         )
@@ -352,27 +321,9 @@ class Topics:
     ) -> None:
         """Mark a transaction's messages as rolled back. At the deadline its outcome is unknown, and it goes on."""
         self.leaders.must_be_here(topic)
-        if not self.around.is_clustered:
-            await self._check_there(topic, None, options.deadline)
         admission.check_is_pointer(rollback.pointer)
         async with answered_in_time(self.around.clock, options.deadline):
             await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
-
-    async def _check_before_leading(
-        self, topic: TopicId, request: PublishRequest, options: PublishOptions
-    ) -> None:
-        """Refuse a bad request before a claim, on a standalone node: there the record costs less than a claim.
-
-        In a cluster the claim reads the record anyway, and then the leader checks the request.
-        """
-        if self.around.is_clustered:
-            return
-        state = self._states.get(topic)
-        found = None if state is None else state.topic
-        if found is None:
-            async with in_time(self.around.clock, options.deadline):
-                found = await self.get(topic)
-        self._check(found, request, options)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
         now_ms = self.around.clock.now_ms()

@@ -97,7 +97,7 @@ class WaitingPolls:
             NotLeader: in a cluster, unless ``anywhere``: another node should lead the topic.
         """
         with counted(wait.hold), self._count_waiting():
-            if not self._around.is_clustered:
+            if self._around.is_alone:
                 return await self._wait_for_commits(wait, seen)
             if anywhere:
                 return await self._wait_on_storage(wait, seen)

@@ -111,7 +111,7 @@ def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     parts = ["coordination", "local", "routing", "storage", "api", "topics", "cli"]
     done = run(made, "-c", IMPORT_ALL, *(f"broker.{part}" for part in parts))
     assert done.returncode == 0, done.stderr
-    done = run(made, "-c", "import broker.node.cluster, broker.local.__main__")
+    done = run(made, "-c", "import broker.node.ground, broker.local.__main__")
     assert done.returncode == 0, done.stderr
 
 

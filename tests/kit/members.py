@@ -7,13 +7,68 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
+from typing import Any
 
 from broker.api.cluster import OWN_PATH, ClusterView, own_view
 from broker.clock import Clock
 from broker.coordination.ports import Contact, Members, NodeInfo
+from broker.http.answer import HttpAnswer
+from broker.http.outbound import Ask
 from broker.model import TopicId
 from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
+
+
+class _Parts:
+    """The parts of one node, as its view reads them."""
+
+    def __init__(self, few: FewNodes, node: int) -> None:
+        self._few = few
+        self._node = node
+        self.claims = SimpleNamespace(clocks=self)
+
+    @property
+    def me(self) -> NodeInfo:
+        return self._few.nodes[self._node]
+
+    @property
+    def members(self) -> Members:
+        return Members(1, self._few.nodes)
+
+    @property
+    def session(self) -> int | None:
+        return self._few.session
+
+    @property
+    def slots_led(self) -> int:
+        return self._few.slots
+
+    @property
+    def skew_ms(self) -> int | None:
+        return self._few.skew_ms
+
+    @property
+    def contact(self) -> Contact:
+        return self._few.contact
+
+    def epochs(self) -> dict[TopicId, int]:
+        return self._few.led_by.get(self._node, self._few.led)
+
+    async def hint(self, name: str) -> None:
+        self._few.hints.append(name)
+
+    async def exchange(self, url: str, ask: Ask, _: float) -> HttpAnswer:
+        few = self._few
+        wrong = few.wrong.get(url, b"")
+        if wrong is None:
+            await asyncio.Event().wait()
+        if isinstance(wrong, Exception):
+            raise wrong
+        assert ask.path.startswith(OWN_PATH)
+        node = next(info.instance for info in few.nodes.values() if info.url == url)
+        wanted = ask.path.partition("?topics=")[2] or "no"
+        return HttpAnswer(200, {}, wrong or json.dumps(own_view(few.view(node), wanted)).encode())
 
 
 class FewNodes:
@@ -35,44 +90,25 @@ class FewNodes:
         self.led_by: dict[int, dict[TopicId, int]] = {}
         self.slots = 0
         self.contact = Contact.CONNECTED
-        self.session: str | None = "0x1"
+        self.session: int | None = 1
         self.skew_ms: int | None = None
         self.health = CallHealth(clock.now_ms)
 
     def view(self, node: int = 0) -> ClusterView:
         """Return a node's view of the cluster, for its handlers."""
+        parts: Any = _Parts(self, node)
         return ClusterView(
-            me=lambda: self.nodes[node],
-            members=lambda: Members(1, self.nodes),
-            contact=lambda: self.contact,
-            session=lambda: self.session,
-            slots_led=lambda: self.slots,
-            topics_led=lambda: self.led_by.get(node, self.led),
-            storage=lambda: self.health.so_far,
-            clock_skew_ms=lambda: self.skew_ms,
-            ask=self._ask,
-            hint=self._hint,
+            coordinator=parts,
+            membership=parts,
+            tenure=parts,
+            leaders=parts,
+            peers=parts,
             records=self.records,
+            health=self.health,
             clock=self.clock,
             started_at=self.clock.monotonic(),
             answer_s_max=0.05,
         )
-
-    async def _ask(self, url: str, path: str, _: float) -> bytes:
-        if url in self.wrong:
-            wrong = self.wrong[url]
-            if isinstance(wrong, bytes):
-                return wrong
-            if wrong is not None:
-                raise wrong
-            await asyncio.Event().wait()
-        assert path.startswith(OWN_PATH)
-        node = next(info.instance for info in self.nodes.values() if info.url == url)
-        wanted = path.partition("?topics=")[2] or "no"
-        return json.dumps(own_view(self.view(node), wanted)).encode()
-
-    async def _hint(self, name: str) -> None:
-        self.hints.append(name)
 
     def stop(self, node: int) -> None:
         """Let a node announce that it is draining."""

@@ -22,22 +22,31 @@ from broker.api.cluster import ClusterView
 from broker.api.dispatch import Authorize, Dispatch, allow_all
 from broker.api.health import Health
 from broker.api.openapi import document
+from broker.api.routed import Routed, epoch_of
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
+from broker.coordination.ports import NodeInfo
 from broker.errors import BrokerError
 from broker.http.reply import Answer, Reply
 from broker.http.request import Request
 from broker.http.server import Server
 from broker.metrics import Metrics
-from broker.node.part_settings import topic_settings, transaction_settings
+from broker.routing.forwarder import Forwarder
+from broker.routing.nodeheaders import PROTOCOL, Sender
+from broker.routing.peer_requests import Receiving
+from broker.routing.peers import HttpPeers
+from broker.routing.routing import Routing
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records, RecordStore
+from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
+from broker.transactions.service_settings import TransactionSettings
+from tests.kit.members import FewNodes
 from tests.kit.openapi import Answered, Checker
 
 REQUEST_ID = "X-Request-Id"
@@ -69,6 +78,22 @@ async def eventually(
         raise AssertionError(f"not within {deadline_s} s: {state()}") from None
 
 
+def alone(topics: Topics, deadline_s: float) -> Routed:
+    """Return the routing of a node without other nodes."""
+    around = topics.around
+    me = NodeInfo(0, around.owner, "http://node-0:8080", "test", PROTOCOL)
+    forwarder = Forwarder(HttpPeers(), around.clock, Sender(0, around.owner), "secret")
+    routing = Routing(
+        around.tenure,
+        forwarder,
+        around.clock,
+        around.metrics,
+        me=me,
+        leads=lambda topic: epoch_of(topics, topic) is not None,
+    )
+    return Routed(routing, Receiving("secret", around.clock), topics, deadline_s=deadline_s)
+
+
 class Broker:
     """Topics and their interface. ``call`` needs no socket; ``server`` is not started."""
 
@@ -81,7 +106,7 @@ class Broker:
         authorize: Authorize = allow_all,
         cluster: ClusterView | None = None,
     ) -> None:
-        """Assemble it over memory, or over ``stores``; without ``cluster`` it is standalone."""
+        """Assemble a node alone, over memory or over ``stores``; ``cluster`` is the view that it shows."""
         self.config = config or Config()
         self.clock = clock or SystemClock()
         store, records = stores or in_memory(self.clock)
@@ -89,7 +114,7 @@ class Broker:
         around = Surroundings(
             store,
             self.clock,
-            topic_settings(self.config),
+            TopicSettings.of(self.config),
             owner=secrets.token_hex(8),
             metrics=self.metrics,
         )
@@ -101,11 +126,13 @@ class Broker:
             metrics=self.metrics.render,
             openapi=partial(document, self.config.limits),
         )
-        self.transactions = Transactions(self.topics.leaders, transaction_settings(self.config))
-        router = Router(
-            make_routes(self.topics, self.config, health, cluster, transactions=self.transactions)
+        self.transactions = Transactions(self.topics.leaders, TransactionSettings.of(self.config))
+        view = cluster or FewNodes(records, self.clock, nodes=1).view()
+        routed = alone(self.topics, self.config.server.request_deadline_s)
+        routes = make_routes(
+            self.topics, self.config, health, view, routed, transactions=self.transactions
         )
-        self.dispatch = Dispatch(router, self.metrics, self.config, authorize=authorize)
+        self.dispatch = Dispatch(Router(routes), self.metrics, self.config, authorize=authorize)
         self.server = Server(self.dispatch, self.config, self.clock)
         self.checker = Checker()
 

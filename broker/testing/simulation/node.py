@@ -24,7 +24,7 @@ from broker.coordination.ports import Contact, InstanceTaken
 from broker.errors import BrokerError
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node.cluster import InCluster, Stores
+from broker.node.ground import Ground, Stores
 from broker.node.node import Node
 from broker.storage.call_health import CallOutcome
 from broker.storage.log import Logs
@@ -83,7 +83,7 @@ class SimServers:
         return self.session
 
 
-class SimGround(InCluster):
+class SimGround(Ground):
     """The ground of a node, which shows the topics that the node leads."""
 
     topics: Topics | None = None
@@ -154,7 +154,9 @@ class Machine:
     @property
     def is_skewed(self) -> bool:
         """Return whether its node has found its clock wrong, and so leads no topic."""
-        return self.ground is not None and "clock_skew" in (self.ground.failure() or "")
+        if self.ground is None or self.node is None:
+            return False
+        return "clock_skew" in (self.ground.failure() or "")
 
     @property
     def topics_led(self) -> list[TopicId]:

@@ -9,6 +9,8 @@ from broker.clock import SystemClock
 from broker.coordination.placement import drain, pin
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
+from broker.http.outbound import Ask
 from broker.model import TopicId
 from broker.operations.parameters import TOPICS_NAMED_MAX
 from broker.storage.log import Logs
@@ -16,7 +18,7 @@ from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Record
 from broker.testing.memory import MemoryRecords
 from tests.kit.members import FewNodes
-from tests.kit.serving import Broker
+from tests.kit.serving import Broker, topic_path
 
 T = TopicId("default", "t")
 NODE = "/v1/cluster/node"
@@ -48,28 +50,6 @@ async def member(few: FewNodes) -> AsyncIterator[Broker]:
 
 def rows(status: Any) -> dict[int, Any]:
     return {row["node"]: row for row in status["nodes"]}
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", ""),
-        ("GET", "/node"),
-        ("GET", "/pins"),
-        ("POST", "/nodes/1/drain"),
-        ("POST", "/nodes/1/undrain"),
-        ("PUT", "/pins/default/t"),
-        ("DELETE", "/pins/default/t"),
-    ],
-)
-async def test_a_standalone_node_is_not_part_of_a_cluster(
-    broker: Broker, method: str, path: str
-) -> None:
-    reply = await broker.call(method, f"/v1/cluster{path}", headers={"Accept": "application/json"})
-    assert reply.status == 404
-    assert reply.json["code"] == "not_found"
-    assert reply.json["outcome"] == "refused"
-    assert reply.json["message"] == "This node is not part of a cluster."
 
 
 async def test_a_node_reports_its_view(few: FewNodes, member: Broker) -> None:
@@ -175,3 +155,51 @@ async def test_others_get_less_time_than_the_request_has_left(few: FewNodes) -> 
     answer = await member.answer("GET", STATUS, {}, deadline=few.clock.monotonic() + 0.1)
     assert answer.status == 200
     await member.close()
+
+
+class OtherNodes:
+    """Other nodes that all give one answer."""
+
+    def __init__(self, answer: HttpAnswer | Exception) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, str, str, float]] = []
+
+    async def exchange(self, url: str, ask: Ask, seconds: float) -> HttpAnswer:
+        self.asked.append((url, ask.method, ask.path, seconds))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_another_node_is_asked(few: FewNodes) -> None:
+    others: Any = OtherNodes(HttpAnswer(200, {}, b'{"node": 1}'))
+    view = dataclasses.replace(few.view(), peers=others)
+    assert await view.ask("http://a:1", NODE, 2.0) == b'{"node": 1}'
+    assert others.asked == [("http://a:1", "GET", NODE, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (NotSent("refused"), "refused"),
+        (NoAnswer("cut"), "cut"),
+        (HttpAnswer(503, {}, b"later"), "status 503"),
+    ],
+)
+async def test_a_failed_request_to_another_node_is_unavailable(
+    few: FewNodes, answer: HttpAnswer | Exception, told: str
+) -> None:
+    others: Any = OtherNodes(answer)
+    view = dataclasses.replace(few.view(), peers=others)
+    with pytest.raises(Unavailable, match=told):
+        await view.ask("http://a:1", NODE, 2.0)
+
+
+async def test_a_node_leads_the_topics_whose_logs_it_holds(broker: Broker) -> None:
+    leaders = broker.topics.leaders
+    assert leaders.epochs() == {}
+    plain = {"Content-Type": "text/plain"}
+    assert (await broker.call("POST", topic_path("t", "publish"), b"x", plain)).status == 200
+    assert leaders.epochs() == {T: 1}
+    assert (await broker.call("DELETE", topic_path("t"))).status == 200
+    assert leaders.epochs() == {}

@@ -10,14 +10,18 @@ from broker.api.events import Events
 from broker.api.own_service import OwnService
 from broker.api.polls import Polling
 from broker.api.routed_polls import RoutedPage
+from broker.clock import SystemClock
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import HERE, Everything, TopicPlacement
+from broker.coordination.tenure import EVERYTHING, HERE, Everything, TopicPlacement
 from broker.errors import Overloaded
 from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.http.reply import ChunkedReply
 from broker.http.request import PathNames, Request
 from broker.model import TopicId
 from broker.operations.media_types import MESSAGES
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
 from broker.testing.virtual_time import pass_time
 from broker.wire import messages
 from broker.wire.blocks import END
@@ -148,14 +152,20 @@ class Decreed(Everything):
     ],
 )
 async def test_the_head_names_the_node_that_should_lead(
-    broker: Broker, place: TopicPlacement, told: str | None
+    place: TopicPlacement, told: str | None
 ) -> None:
+    clock = SystemClock()
+    logs = Logs(MemoryTable(is_alone=False), clock)
+    broker = Broker(clock=clock, stores=(logs, Records(logs.resolver)))
+    await broker.call("PUT", topic_path("t"))
     await publish(broker, "1")
     broker.topics.around.tenure = Decreed(place)
     answer = await broker.answer("GET", EVENTS)
     assert isinstance(answer, ChunkedReply)
     assert dict(answer.headers).get("Broker-Leader") == told
     await answer.chunks.aclose()
+    broker.topics.around.tenure = EVERYTHING
+    await broker.close()
 
 
 @on_cluster()
@@ -251,7 +261,9 @@ async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
     polling = Polling(broker.topics, OwnService(broker.topics.around.clock), wait_max_s=60.0)
-    answer = await Events(broker.topics, polling.within, keep_alive_s=0.01).events(request)
+    answer = await Events(broker.topics, polling.within, lambda _: None, keep_alive_s=0.01).events(
+        request
+    )
     assert isinstance(answer, ChunkedReply)
     async with asyncio.timeout(30):
         assert [await anext(answer.chunks) for _ in range(3)] == [

@@ -6,9 +6,9 @@ LEADER = topic_path("t", "leader")
 
 async def test_a_standalone_node_leads_every_topic(http: Http) -> None:
     before = await http("GET", LEADER)
-    assert before.json == {"node": None, "url": http.url, "epoch": None}
+    assert before.json == {"node": 0, "url": http.url, "epoch": None}
     await http("POST", topic_path("t", "publish"), b"a", {"Content-Type": "text/plain"})
-    assert (await http("GET", LEADER)).json == {"node": None, "url": http.url, "epoch": 1}
+    assert (await http("GET", LEADER)).json == {"node": 0, "url": http.url, "epoch": 1}
     assert "Broker-Leader" not in before.headers
 
 

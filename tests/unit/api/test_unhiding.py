@@ -96,7 +96,7 @@ async def test_who_ended_a_transaction_is_logged(broker: Broker, http: Http) -> 
 async def test_the_headers_of_a_node_open_no_door_of_a_standalone_node(broker: Broker) -> None:
     node = {**JSON, "Broker-From": "1/a", "Broker-Protocol": "1"}
     reply = await broker.call("POST", f"{PATH}/reset", b"", node)
-    assert (reply.status, reply.json["code"]) == (403, "not_allowed")
+    assert (reply.status, reply.json["code"]) == (403, "forbidden")
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -27,17 +26,18 @@ from broker.config.sections import (
     SweepConfig,
     TransactionsConfig,
 )
-from broker.coordination.tenure import EVERYTHING
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.memory import MemoryCoordination
 from broker.errors import StorageCorrupt, Unavailable
 from broker.local.servers import free_ports
 from broker.metrics import Metrics
-from broker.node import alone, node
+from broker.node import node, servers
+from broker.node.ground import Ground, Stores
 from broker.node.node import Node
 from broker.storage.leveldb.table import LevelDBTable
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.topics.topics import Topics
 from tests.kit.bench import HookedTable
 from tests.kit.serving import Http, RawHttp, topic_path
 
@@ -115,8 +115,8 @@ async def test_a_node_listens_at_addresses_of_ipv6_and_at_all(
 async def test_a_store_that_opens_slowly_is_logged_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alone, "OPENING_LOG_EVERY_S", 0.01)
-    warned_twice, opened = asyncio.Event(), alone.open_table
+    monkeypatch.setattr(servers, "OPENING_LOG_EVERY_S", 0.01)
+    warned_twice, opened = asyncio.Event(), servers.open_table
 
     async def slowly(*arguments: object, **named: object) -> LevelDBTable:
         async with asyncio.timeout(30):
@@ -130,8 +130,8 @@ async def test_a_store_that_opens_slowly_is_logged_repeatedly(
         if len(lines) == 2:
             warned_twice.set()
 
-    monkeypatch.setattr(alone, "open_table", slowly)
-    monkeypatch.setattr(alone.log, "warning", warn)
+    monkeypatch.setattr(servers, "open_table", slowly)
+    monkeypatch.setattr(servers.log, "warning", warn)
     async with started(config(tmp_path)):
         assert lines[:2] == ["store is still being opened"] * 2
 
@@ -292,46 +292,27 @@ def test_a_stopped_node_leaves_no_thread(tmp_path: Path) -> None:
     assert left == []
 
 
-class SilentGround:
-    """The ground of a node; its storage stops answering at the handoff of a topic."""
+class SilentServers:
+    """Storage that can stop answering, and coordination in this process."""
 
-    instance = 0
-    owner = "life"
-    tenure = EVERYTHING
-
-    def __init__(self, _: Config, clock: Clock, __: Metrics) -> None:
-        table = HookedTable(MemoryTable(is_alone=False))
-        self.logs = Logs(table, clock)
-        self.records = Records(self.logs.resolver)
-        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.is_closed = False
-        table.on("head", self._silent)
+        self.table = HookedTable(MemoryTable(is_alone=False))
+
+    async def stores(self, _: object) -> Stores:
+        logs = Logs(self.table, self.clock)
+        return Stores(logs, Records(logs.resolver), self.close)
+
+    async def coordinator(self) -> TreeCoordinator:
+        return MemoryCoordination(self.clock).session()
+
+    def fall_silent(self) -> None:
+        self.table.on("head", self._silent)
 
     async def _silent(self, *_: object, **__: object) -> bool:
         await asyncio.Event().wait()
         raise AssertionError("this event is never set")
-
-    async def open(self, url: str) -> None:
-        """Do nothing: it is open already."""
-
-    def serve(self, topics: Topics) -> None:
-        """Do nothing: there is no cluster."""
-
-    def routed(self, topics: Topics, deadline_s: float) -> None:
-        """Forward no request."""
-
-    def failure(self) -> None:
-        """Report no failure."""
-
-    def skewed(self, skew_ms: int) -> None:
-        """Ignore the skew: the clock is right."""
-
-    async def other_clocks(self) -> tuple[()]:
-        """Return no other clocks: there is no other node."""
-        return ()
-
-    async def leave(self, seconds: float, *, waits_s: float) -> None:
-        """Do nothing: there is no node to hand over to."""
 
     async def close(self) -> None:
         self.is_closed = True
@@ -341,11 +322,11 @@ async def test_a_node_of_a_cluster_stops_even_if_storage_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(node, "CLOSE_TOPICS_S_MIN", 0.05)
-    made: list[SilentGround] = []
+    made: list[SilentServers] = []
 
-    def ground(*parts: Any) -> SilentGround:
-        made.append(SilentGround(*parts))
-        return made[0]
+    def ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
+        made.append(SilentServers(clock))
+        return Ground(config, clock, metrics, made[0])
 
     wanted = Config(
         server=ServerConfig(port=0, drain_s=0.1),
@@ -358,6 +339,7 @@ async def test_a_node_of_a_cluster_stops_even_if_storage_does_not_answer(
         assert (await http("PUT", topic_path("t"))).status == 200
         text = {"Content-Type": "text/plain"}
         assert (await http("POST", topic_path("t", "publish"), b"m", text)).status == 200
+    made[0].fall_silent()
     with capture_logs() as lines:
         async with asyncio.timeout(30):
             await one.stop()
@@ -412,3 +394,24 @@ async def test_the_error_for_a_missing_package_names_the_extra(
     monkeypatch.setitem(sys.modules, "thriftpy2", None)
     with pytest.raises(Unavailable, match=r"needs the package 'thriftpy2': .*tms-broker\[tephra\]"):
         await Node(with_thrift(tmp_path / "data", 0)).start()
+
+
+async def test_a_node_alone_is_a_cluster_of_one(tmp_path: Path) -> None:
+    text, body = {"Content-Type": "text/plain"}, {"Content-Type": "application/json"}
+    async with started(config(tmp_path)) as one, Http(one.port) as http:
+        assert (await http("PUT", topic_path("t"))).status == 200
+        published = await http("POST", topic_path("t", "publish"), b"m", text)
+        assert published.status == 200
+        # Its clients reach it already, perhaps under an address that it does not know.
+        assert "Broker-Leader" not in published.headers
+        (row,) = (await http("GET", "/v1/cluster?topics=yes")).json["nodes"]
+        assert (row["node"], row["url"], row["state"]) == (0, one.url, "serving")
+        assert row["view"]["topics"] == [{"topic": "default/t", "epoch": 1}]
+        assert (row["view"]["slots_led"], row["view"]["zookeeper"]["contact"]) == (1, "connected")
+        assert (await http("POST", "/v1/cluster/nodes/0/drain")).status == 400
+        pinned = await http("PUT", "/v1/cluster/pins/default/t", b'{"node": 0}', body)
+        assert (pinned.status, pinned.json["node"]) == (200, 0)
+        assert (await http("POST", topic_path("t", "publish"), b"m", text)).status == 200
+        assert [pin["lives"] for pin in (await http("GET", "/v1/cluster/pins")).json["pins"]] == [
+            True
+        ]

@@ -23,8 +23,8 @@ from broker.config.sections import (
     TransactionsConfig,
 )
 from broker.node import transactions
-from broker.node.alone import open_store
 from broker.node.node import Node
+from broker.node.servers import open_store
 from broker.node.transactions import ServiceElsewhere, asked_service
 from broker.storage.log import Logs
 from broker.storage.records import Records

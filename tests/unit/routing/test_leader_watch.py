@@ -1,6 +1,6 @@
 import pytest
 
-from broker.routing.leader_watch import GRACE_S, LOOK_S, LeaderChanged, unless_moved
+from broker.routing.routing import GRACE_S, LOOK_S, LeaderChanged, unless_moved
 from broker.testing.virtual_time import VirtualLoop, pass_time, simulate
 
 

@@ -8,7 +8,7 @@ import pytest
 from broker.coordination.memory import SESSION_TIMEOUT_S
 from broker.model import PublishRequest
 from broker.routing import nodeheaders
-from broker.routing.secret import KEY
+from broker.routing.peer_requests import SECRET_KEY
 from broker.storage.table import Space
 from broker.testing.virtual_time import pass_time
 from broker.wire import avro
@@ -386,9 +386,9 @@ async def test_a_client_that_pretends_to_be_a_node_is_refused(cluster: HttpClust
 @on_cluster()
 async def test_a_node_with_another_secret_retries_until_the_deadline(cluster: HttpCluster) -> None:
     cluster.machines[1].kill()
-    secret = await cluster.sim.records.get(KEY)
+    secret = await cluster.sim.records.get(SECRET_KEY)
     assert secret is not None
-    await cluster.sim.records.put_if(KEY, secret.version, b"0" * 64)
+    await cluster.sim.records.put_if(SECRET_KEY, secret.version, b"0" * 64)
     cluster.machines[1].start()
     assert await cluster.machines[1].served(30.0)
     reply = await cluster.publish(1, "a", Request_Timeout="0.1")

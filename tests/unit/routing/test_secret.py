@@ -2,7 +2,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
-from broker.routing.secret import KEY, cluster_secret
+from broker.routing.peer_requests import SECRET_KEY, cluster_secret
 from broker.testing.memory import MemoryRecords
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, simulate
 
@@ -39,7 +39,7 @@ def test_an_unknown_outcome_is_resolved_by_reading(was_put: bool) -> None:
     async def main(loop: VirtualLoop) -> None:
         records = Flaky()
         secret = await cluster_secret(records, VirtualClock(loop))
-        found = await records.get(KEY)
+        found = await records.get(SECRET_KEY)
         assert found is not None
         assert found.value == secret.encode()
 
@@ -60,6 +60,6 @@ def test_outcomes_that_stay_unknown_make_the_secret_unavailable() -> None:
 
 async def test_a_record_that_is_no_secret_is_corrupt() -> None:
     records = MemoryRecords()
-    await records.put_if(KEY, None, b"hello")
+    await records.put_if(SECRET_KEY, None, b"hello")
     with pytest.raises(StorageCorrupt):
         await cluster_secret(records, SystemClock())

@@ -20,7 +20,7 @@ from broker.config.sections import (
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.metrics import Metrics
-from broker.node.cluster import InCluster, Stores
+from broker.node.ground import Ground, Stores
 from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.call_health import CallOutcome
@@ -64,8 +64,8 @@ class MemoryServers:
 async def nodes() -> AsyncIterator[list[Node]]:
     servers = MemoryServers()
 
-    def ground(config: Config, clock: Clock, metrics: Metrics) -> InCluster:
-        return InCluster(config, clock, metrics, servers)
+    def ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
+        return Ground(config, clock, metrics, servers)
 
     nodes = [Node(CONFIG, ground=ground) for _ in range(2)]
     for each in nodes:

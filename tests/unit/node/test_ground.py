@@ -16,10 +16,10 @@ from broker.coordination.ports import NodeInfo
 from broker.errors import Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node import cluster
-from broker.node.cluster import RELEASE_S, InCluster, Stores
-from broker.routing import secret
+from broker.node import ground as grounds
+from broker.node.ground import RELEASE_S, Ground, Stores
 from broker.routing.nodeheaders import PROTOCOL
+from broker.routing.peer_requests import SECRET_KEY
 from broker.routing.peers import HttpPeers
 from broker.storage.call_health import CallOutcome
 from broker.storage.log import Logs
@@ -52,8 +52,8 @@ class MemoryServers:
     async def close(self) -> None:
         self.is_closed = True
 
-    def ground(self) -> InCluster:
-        return InCluster(Config(), self.clock, Metrics("0"), self)
+    def ground(self) -> Ground:
+        return Ground(Config(), self.clock, Metrics("0"), self)
 
 
 @pytest.mark.parametrize("has_lease", [False, True])
@@ -83,7 +83,7 @@ def test_a_node_that_does_not_start_leaves_no_task() -> None:
     class NoSecret(Records):
         @override
         async def get(self, key: bytes) -> Record | None:
-            if key == secret.KEY:
+            if key == SECRET_KEY:
                 raise Unavailable("storage does not answer")
             return await super().get(key)
 
@@ -110,7 +110,7 @@ def test_a_node_forgets_the_connections_to_nodes_that_left(
         def forget_others(self, urls: Collection[str]) -> None:
             kept.append(set(urls))
 
-    monkeypatch.setattr(cluster, "HttpPeers", Noting)
+    monkeypatch.setattr(grounds, "HttpPeers", Noting)
 
     async def scenario(loop: VirtualLoop) -> None:
         servers = MemoryServers(loop)

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from broker.api.cluster import CLOCK_S_MAX, CLOCKS_MAX, clocks_of
 from broker.coordination.claims import Written
 from broker.coordination.ports import NodeInfo
 from broker.errors import Unavailable
-from broker.routing.witnesses import ANSWER_S_MAX, ASKED_MAX, clocks_of
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
 NODES = [NodeInfo(number, "life", f"http://node-{number}", "1.0", 1) for number in range(1, 20)]
@@ -33,7 +33,7 @@ def clocks(answers: dict[str, object], nodes: list[NodeInfo] = NODES) -> list[Wr
             return answer
 
         found = list(await clocks_of(nodes, ask, clock))
-        assert loop.time() <= ANSWER_S_MAX
+        assert loop.time() <= CLOCK_S_MAX
         return found
 
     return simulate(main)
@@ -68,4 +68,4 @@ def test_an_implausible_answer_is_no_witness(answer: object) -> None:
 
 def test_the_number_of_asked_nodes_is_bounded() -> None:
     answers: dict[str, object] = {node.url: view(node.instance, now_ms=1) for node in NODES}
-    assert len(clocks(answers)) == ASKED_MAX
+    assert len(clocks(answers)) == CLOCKS_MAX
