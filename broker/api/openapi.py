@@ -135,7 +135,7 @@ RESPONSES: Final[dict[str, Schema]] = {
         "The caller may not do this, or a browser sent the request for a page of another site."
     ),
     "404": _error(
-        "The topic, path, cursor or node does not exist, the node is standalone, or a node of this role does not serve it."
+        "The topic, path, cursor or node does not exist, or a node of this role does not serve it."
     ),
     "405": _error("The path does not have this method. The header Allow names its methods."),
     "409": _error(

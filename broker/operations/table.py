@@ -181,7 +181,7 @@ OPERATIONS: Final = (
         told="Events; the data of each is an Event. Before the first event comes an id alone, to resume behind.",
         gives=((EVENTS, str),)),
     _browse("leader", "GET", f"{TOPIC}/leader", by=_LEADER, summary="Ask which node leads a topic.",
-        told="That node. Its number is null on a standalone node. The epoch is null until a node has claimed the topic.",
+        told="That node; null while no node may lead. The epoch is null until a node has claimed the topic.",
         gives=_json(replies.Leader), errors=("404",)),
     _browse("blockers", "POST", f"{TOPIC}/blockers", by=_LEADER,
         summary="Show which transactions hold a consumer back, the first one first.",

@@ -296,11 +296,13 @@ def test_a_move_is_not_over_while_the_old_leader_holds_the_log(short: Short, run
     assert (code, err) == (0, "default/t is led by node 0\ndefault/t is led by node 2\n")
 
 
-def test_a_standalone_broker_says_that_there_is_no_cluster(short: Short, run: Run) -> None:
+def test_a_standalone_broker_shows_its_only_node(short: Short, run: Run) -> None:
     short.broker = Broker()
-    code, _, err = run("status")
-    assert code == 1
-    assert "not part of a cluster" in err
+    code, out, err = run("status")
+    assert (code, err) == (0, "")
+    (row,) = out.splitlines()[1:]
+    assert row.split()[:3] == ["0", "http://node-0:8080", "serving"]
+
 
 
 def storage(calls: int, errors: int, success: str | None, failure: str | None) -> dict[str, object]:
