@@ -304,7 +304,6 @@ def test_a_standalone_broker_shows_its_only_node(short: Short, run: Run) -> None
     assert row.split()[:3] == ["0", "http://node-0:8080", "serving"]
 
 
-
 def storage(calls: int, errors: int, success: str | None, failure: str | None) -> dict[str, object]:
     return {
         "calls": calls,
