@@ -113,10 +113,6 @@ class TopicLeader:
         """Return how far ids are ahead of the clock."""
         return self.writer.ids.ahead_ms(self._around.clock.now_ms())
 
-    def publish(self, write: Write) -> asyncio.Future[PublishedIds]:
-        """Queue messages; a key of theirs is not looked up. Raises as LogWriter.submit does."""
-        return self.writer.submit(write)
-
     async def publish_request(
         self, request: PublishRequest, options: PublishOptions
     ) -> PublishedIds:

@@ -262,7 +262,7 @@ class Topics:
             ):
                 state.touched = True
                 future = leader.loop.create_future()
-                return leader.publish(
+                return leader.writer.submit(
                     Write(
                         future,
                         request.payloads,

@@ -104,7 +104,7 @@ class LedState:
         """
         write = Write(self.leader.loop.create_future(), [message], depends=True)
         try:
-            future = self.leader.publish(write)
+            future = self.leader.writer.submit(write)
         except RequestError as error:
             raise ChangesTooLarge(
                 "The change set has more bytes than the store can hold."

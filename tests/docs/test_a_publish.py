@@ -1,26 +1,30 @@
-"""The page ``a-publish.md`` names the same files as the trace of a publish."""
+"""The page ``a-publish.md`` names the same files as the traces of a publish and of a poll."""
 
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
-
 import broker
 from broker.config.sections import Config, ServerConfig, StorageConfig
+from broker.model import Poll
 from broker.node.node import Node
+from broker.wire import avro
 from tests.kit.serving import Http, topic_path
 
 ROOT = Path(broker.__file__).parents[1]
 PAGE = ROOT / "docs" / "internals" / "a-publish.md"
-FILES_MAX = 15
+FILES_MAX = 11
 TEXT = {"Content-Type": "text/plain"}
-LOG = "broker/storage/leveldb/database.py"
-"""The last file of the path: it calls LevelDB."""
+AVRO = {"Content-Type": "avro/binary"}
+LAST = {
+    "publish": "broker/storage/leveldb/write_thread.py",
+    "poll": "broker/topics/topic_reader.py",
+}
+"""The last file of each way: it writes to LevelDB, and reads the cache."""
 PERIODIC = {"broker/monitor.py", "broker/turns.py"}
 """Files with periodic work, which may run during a publish."""
 
@@ -49,42 +53,49 @@ class Trace:
             above = above.f_back
 
 
-@pytest.fixture
-def traced() -> Iterator[Trace]:
-    yield Trace()
-    sys.setprofile(None)
-    threading.setprofile(None)
-
-
 def listed(section: str) -> list[str]:
     text = PAGE.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
     return re.findall(r"^(?:\d+\.|\*) `(broker/[\w/]+\.py)`", text, re.MULTILINE)
 
 
-async def test_the_page_names_each_file_of_a_publish(tmp_path: Path, traced: Trace) -> None:
-    is_on = False
+async def test_the_page_names_each_file_of_a_publish_and_of_a_poll(tmp_path: Path) -> None:
+    traced: Trace | None = None
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if is_on:
+        if traced is not None:
             traced(frame, event, argument)
 
     sys.setprofile(profile)
     threading.setprofile(profile)
     node = Node(Config(server=ServerConfig(port=0), storage=StorageConfig(data_dir=tmp_path)))
     await node.start()
+    asked = {"publish": (b"hello", TEXT), "poll": (avro.encode_poll(Poll()), AVRO)}
+    traces: dict[str, Trace] = {}
     try:
         async with Http(node.port) as http:
             assert (await http("PUT", topic_path("t"))).status == 200
-            claimed = await http("POST", topic_path("t", "publish"), b"hello", headers=TEXT)
-            is_on = True
-            answer = await http("POST", topic_path("t", "publish"), b"hello", headers=TEXT)
-            is_on = False
-            assert (claimed.status, answer.status) == (200, 200)
+            assert (
+                await http("POST", topic_path("t", "publish"), b"a", headers=TEXT)
+            ).status == 200
+            for action, (body, headers) in asked.items():
+                traces[action] = traced = Trace()
+                answer = await http("POST", topic_path("t", action), body, headers=headers)
+                traced = None
+                assert answer.status == 200
     finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
         await node.stop()
-    way, beside = listed("The way"), listed("Beside the way")
-    assert LOG in traced.entered
-    assert sorted(way + beside) == sorted(traced.entered.keys() - PERIODIC)
-    assert len(way) <= FILES_MAX
-    for step, name in enumerate(way[1:], start=1):
-        assert traced.through.get(name, set()) <= {*way}, f"step {step}: {name}"
+    ways = {"publish": listed("A publish"), "poll": listed("A poll")}
+    beside = listed("Beside the way")
+    entered = {name for trace in traces.values() for name in trace.entered} - PERIODIC
+    assert sorted({*beside, *chain(*ways.values())}) == sorted(entered)
+    for action, way in ways.items():
+        assert way[-1] == LAST[action]
+        assert len(way) <= FILES_MAX
+        assert set(way) <= traces[action].entered.keys()
+        for step, name in enumerate(way[1:], start=1):
+            callers = traces[action].through.get(name, set())
+            assert not callers or callers & set(way[:step]), (
+                f"{action}, step {step}: {name} by {callers}"
+            )
