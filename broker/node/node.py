@@ -39,7 +39,13 @@ from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
 from broker.node.ground import Ground
 from broker.node.servers import configured_servers, open_store
-from broker.node.transactions import ServiceElsewhere, asked_service, serve_tephra, sweep_source
+from broker.node.transactions import (
+    ServiceElsewhere,
+    asked_service,
+    serve_tephra,
+    settings_of,
+    sweep_source,
+)
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
 from broker.storage.records import Records
@@ -48,7 +54,6 @@ from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
-from broker.transactions.service_settings import TransactionSettings
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
@@ -139,7 +144,7 @@ class Node:
         )
         view = ground.serve(topics)
         routed = ground.routed(topics, config.server.request_deadline_s)
-        transactions = Transactions(topics.leaders, TransactionSettings.of(config))
+        transactions = Transactions(topics.leaders, settings_of(config))
         self._transactions = transactions
         transactions.watch(self.metrics)
         self._service = service = asked_service(config, self.clock)

@@ -26,6 +26,7 @@ from broker.topics.inversion import Source
 from broker.topics.overdue import in_time
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import TRANSACTIONS
+from broker.transactions.service_settings import TransactionSettings
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
@@ -115,6 +116,26 @@ def sweep_source(service: OwnService | ServiceElsewhere, registry: TopicRegistry
         return await service.snapshot()
 
     return snapshot
+
+
+def settings_of(config: Config) -> TransactionSettings:
+    """Return the settings of the service in a configuration."""
+    own = config.transactions
+    return TransactionSettings(
+        timeout_default_s=own.transaction_timeout_default_s,
+        timeout_max_s=own.transaction_timeout_max_s,
+        long_timeout_default_s=own.long_transaction_timeout_default_s,
+        long_timeout_max_s=config.topics.transaction_life_max_s,
+        in_progress_max=own.transactions_in_progress_max,
+        changes_max=own.transaction_changes_max,
+        changes_bytes_max=own.transaction_changes_bytes_max,
+        change_sets_bytes_max=own.change_sets_bytes_max,
+        client_characters_max=own.transaction_client_characters_max,
+        sweep_interval_s=own.transaction_sweep_interval_s,
+        snapshot_edits=own.journal_snapshot_edits,
+        snapshot_bytes=own.journal_snapshot_bytes,
+        request_deadline_s=config.server.request_deadline_s,
+    )
 
 
 async def serve_tephra(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.config.sections import Config
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSettings:
@@ -32,23 +30,3 @@ class TransactionSettings:
     snapshot_bytes: int = 16 * 1024 * 1024
     """After so many bytes of edits, and at least as many as the last snapshot has, the leader writes one, too."""
     request_deadline_s: float = 30.0
-
-    @classmethod
-    def of(cls, config: Config) -> TransactionSettings:
-        """Return the settings in a configuration."""
-        own = config.transactions
-        return cls(
-            timeout_default_s=own.transaction_timeout_default_s,
-            timeout_max_s=own.transaction_timeout_max_s,
-            long_timeout_default_s=own.long_transaction_timeout_default_s,
-            long_timeout_max_s=config.topics.transaction_life_max_s,
-            in_progress_max=own.transactions_in_progress_max,
-            changes_max=own.transaction_changes_max,
-            changes_bytes_max=own.transaction_changes_bytes_max,
-            change_sets_bytes_max=own.change_sets_bytes_max,
-            client_characters_max=own.transaction_client_characters_max,
-            sweep_interval_s=own.transaction_sweep_interval_s,
-            snapshot_edits=own.journal_snapshot_edits,
-            snapshot_bytes=own.journal_snapshot_bytes,
-            request_deadline_s=config.server.request_deadline_s,
-        )

@@ -33,6 +33,7 @@ from broker.http.reply import Answer, Reply
 from broker.http.request import Request
 from broker.http.server import Server
 from broker.metrics import Metrics
+from broker.node.transactions import settings_of
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peer_requests import Receiving
@@ -45,7 +46,6 @@ from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
-from broker.transactions.service_settings import TransactionSettings
 from tests.kit.members import FewNodes
 from tests.kit.openapi import Answered, Checker
 
@@ -126,7 +126,7 @@ class Broker:
             metrics=self.metrics.render,
             openapi=partial(document, self.config.limits),
         )
-        self.transactions = Transactions(self.topics.leaders, TransactionSettings.of(self.config))
+        self.transactions = Transactions(self.topics.leaders, settings_of(self.config))
         view = cluster or FewNodes(records, self.clock, nodes=1).view()
         routed = alone(self.topics, self.config.server.request_deadline_s)
         routes = make_routes(

@@ -27,7 +27,6 @@ MIRRORS = {
     "commands": "the commands of each group",
     "cursors": "of a topic, their operations, their calls, their commands",
     "dead_letters": "what a letter tells, and their commands",
-    "leadership": "its operations and its commands",
     "letters": "dead letters of a rowlog, and their commands",
     "log": "the log, and the workload of logs",
     "memory": "each port's implementation in memory",

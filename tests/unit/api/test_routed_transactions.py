@@ -22,8 +22,8 @@ from broker.errors import (
     Unavailable,
 )
 from broker.http.answer import HttpAnswer
+from broker.node.transactions import settings_of
 from broker.transactions.service import Transactions
-from broker.transactions.service_settings import TransactionSettings
 from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.transacting import PATH
 
@@ -35,7 +35,7 @@ def service_of(cluster: HttpCluster, node: int, deadline_s: float = 30.0) -> Rou
     machine = cluster.machines[node]
     assert machine.ground is not None
     assert machine.ground.topics is not None
-    local = Transactions(machine.ground.topics.leaders, TransactionSettings.of(machine.config))
+    local = Transactions(machine.ground.topics.leaders, settings_of(machine.config))
     return RoutedTransactions(local, machine.ground.routing, deadline_s=deadline_s)
 
 
