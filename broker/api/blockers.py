@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from broker.api import body_reader
-from broker.api.asked_places import place_in
+from broker.api.asked import place_in
 from broker.api.own_service import AnyService
 from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound

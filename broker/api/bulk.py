@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from broker.api.arrow import ArrowMaker, ArrowStream
-from broker.api.asked_places import id_in, in_generation
+from broker.api.asked import id_in, in_generation
 from broker.api.body_reader import read_snapshot
 from broker.api.polls import blocked_by
 from broker.errors import BadRequest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api import fields
-from broker.api.asked_places import end_of
+from broker.api import asked
+from broker.api.asked import end_of
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
@@ -72,7 +72,7 @@ def _shown(topic: Topic, cursor: StoredCursor) -> Cursor:
 
 def _decode_put(body: bytes) -> tuple[Place | None, str | None, str]:
     """Return the new place, the expected version, and the data of a put. Raises BadRequest."""
-    sent: CursorSent = fields.read(body, CursorSent, bytes_max=CURSOR_BYTES_MAX)
+    sent: CursorSent = asked.read_small(body, CursorSent, bytes_max=CURSOR_BYTES_MAX)
     after, data = sent["after"], sent.get("data", "")
     if len(data.encode()) > DATA_BYTES_MAX:
         raise BadRequest(f"data must be text of at most {DATA_BYTES_MAX} bytes.")

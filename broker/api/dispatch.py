@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from broker import logs
-from broker.api import bodies
+from broker.api import asked
 from broker.api.origins import UNDER_ANY_NAME, Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
@@ -87,8 +87,8 @@ class Dispatch:
         timeout_s = self._deadline_s
         if timeout is not None:
             timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
-        bodies.check_coding(headers, operation.name)
-        most = bodies.bytes_max(headers, operation.body_bytes_max)
+        asked.check_coding(headers, operation.name)
+        most = asked.bytes_max(headers, operation.body_bytes_max)
         return Admitted(found, found.names, timeout_s, most, timeout is not None)
 
     def lines(self, headers: Mapping[str, str]) -> str:

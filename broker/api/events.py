@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from broker.api.abandonment import unless_abandoned
-from broker.api.asked_places import in_generation, place_in
+from broker.api.asked import in_generation, place_in
 from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.api.polls import committed_in
 from broker.api.routed import BROKER_LEADER

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Final
 
-from broker.api import fields
+from broker.api import asked
 from broker.api.cluster import ClusterView
 from broker.coordination import placement
 from broker.coordination.placement import Placement, read_placement
@@ -76,7 +76,7 @@ class Placing:
     async def pin(self, request: Request) -> Answer:
         """Let one node lead a topic, for as long as it lives."""
         view = self._view
-        sent: PinSent = fields.read(request.body, PinSent, bytes_max=NODE_BYTES_MAX)
+        sent: PinSent = asked.read_small(request.body, PinSent, bytes_max=NODE_BYTES_MAX)
         node = live_node(view, str(sent["node"]))
         said = await read_placement(view.records)
         if all(info.instance != node.instance for info in _leading(view, said)):

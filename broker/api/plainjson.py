@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import orjson
 
-from broker.api import fields
-from broker.api.asked_places import parse_place
+from broker.api import asked
+from broker.api.asked import parse_place
 from broker.api.payload_text import in_pieces, shown, shown_beside
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
@@ -84,7 +84,7 @@ def publish_request_steps(
     elif isinstance(value, str) or (isinstance(value, dict) and _is_one_message(value)):
         read.alone(value)
     elif isinstance(value, dict):
-        fields.refuse_unknown(value, _PUBLISH)
+        asked.refuse_unknown(value, _PUBLISH)
         pointer = _pointer(value.get("write_pointer"))
         if not isinstance(value.get("messages"), list):
             raise BadRequest("messages: must be a list of messages.")
@@ -96,7 +96,7 @@ def publish_request_steps(
 
 
 def _check_name(name: str) -> None:
-    fields.refuse_unknown((name,), _PUBLISH_OR_MESSAGE)
+    asked.refuse_unknown((name,), _PUBLISH_OR_MESSAGE)
 
 
 def _is_one_message(value: Mapping[str, Any]) -> bool:
@@ -175,7 +175,7 @@ def _message(message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
     """
     if not message.keys().isdisjoint(_ALONE):
         return _payload_of("", message), b"", None
-    fields.refuse_unknown(message, _MESSAGE, ": ")
+    asked.refuse_unknown(message, _MESSAGE, ": ")
     if "value" not in message:
         raise BadRequest(f'.value: is missing; it must be {_A_VALUE}, or {{"json": …}}.')
     payload = _payload_of(".value", message["value"])
@@ -291,7 +291,7 @@ def message_id(row: RowId) -> MessageId:
 
 def decode_rollback(body: bytes) -> RollbackRange:
     """Read the answer of a transactional publish. Raises BadRequest."""
-    sent: RollbackRequest = fields.read(body, RollbackRequest, bytes_max=ROLLBACK_BYTES_MAX)
+    sent: RollbackRequest = asked.read_small(body, RollbackRequest, bytes_max=ROLLBACK_BYTES_MAX)
     pointer = read_long("write_pointer", sent["write_pointer"])
     return RollbackRange(
         pointer, _row("first_id", sent["first_id"]), _row("last_id", sent["last_id"])
@@ -312,7 +312,7 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
     """Read the body of a poll, in steps. ``take`` counts the snapshot's pointers. Raises BadRequest, BodyTooLarge."""
     value = yield from parse_steps(body)
     yield
-    sent: PollRequest = fields.checked(value, PollRequest)
+    sent: PollRequest = asked.checked(value, PollRequest)
     limit = sent.get("limit")
     if limit is not None and avrojson.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")

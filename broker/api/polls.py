@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from broker.api import body_reader, plainjson
 from broker.api.abandonment import unless_abandoned
-from broker.api.asked_places import in_generation
-from broker.api.bodies import BodyType, body_type
+from broker.api.asked import BodyType, body_type, in_generation
 from broker.api.message_list import ItemForm, JsonList
 from broker.api.own_service import AnyService
 from broker.errors import BadRequest

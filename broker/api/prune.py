@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.api.asked_places import shown_id
+from broker.api.asked import shown_id
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import ROW_ID_BYTES, timestamp_of

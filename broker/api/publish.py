@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from broker.api import body_reader, plainjson
-from broker.api.bodies import BodyType, body_type
+from broker.api.asked import BodyType, body_type
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, media_type

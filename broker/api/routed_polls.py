@@ -22,7 +22,7 @@ from contextlib import nullcontext, suppress
 from typing import Final, NamedTuple
 
 from broker.api.abandonment import unless_abandoned
-from broker.api.bodies import BodyType
+from broker.api.asked import BodyType
 from broker.api.events import EventPage
 from broker.api.polls import Polling, PollRequest, answer_of, committed_in
 from broker.api.routed import Routed

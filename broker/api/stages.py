@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.api import fields
-from broker.api.bodies import BodyType
+from broker.api import asked
+from broker.api.asked import BodyType
 from broker.api.publish import (
     CheckPointer,
     any_pointer,
@@ -80,7 +80,7 @@ def _stage(text: object) -> int:
 
 
 def _list_of_stages(body: bytes) -> PublishRequest:
-    sent: StagesSent = fields.read(body, StagesSent, bytes_max=LIST_BYTES_MAX)
+    sent: StagesSent = asked.read_small(body, StagesSent, bytes_max=LIST_BYTES_MAX)
     pointer = sent.get("write_pointer")
     if pointer is not None:
         pointer = read_long("write_pointer", pointer)

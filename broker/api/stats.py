@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.api.asked_places import end_of, id_in, shown_id
+from broker.api.asked import end_of, id_in, shown_id
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request

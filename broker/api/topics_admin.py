@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Final
 
-from broker.api.asked_places import parse_place
+from broker.api.asked import parse_place
 from broker.api.router import Handler
 from broker.errors import BadRequest
 from broker.http.reply import EMPTY, Answer, ChunkedReply, Piece, Reply, json_reply

@@ -7,7 +7,7 @@ import binascii
 from typing import Any, Final
 
 from broker.api import body_reader
-from broker.api.fields import checked
+from broker.api.asked import checked
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request

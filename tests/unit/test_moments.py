@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.api.asked_places import parse_place
+from broker.api.asked import parse_place
 from broker.cli.options import SpanType, place_of
 from broker.cli.topics import properties_of
 from broker.client.positions import start_of

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from broker.api.bodies import BodyType
+from broker.api.asked import BodyType
 from broker.api.publish import publish_reply
 from broker.config.sections import Config, LimitsConfig
 from broker.http.reply import Reply

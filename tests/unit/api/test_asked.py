@@ -1,6 +1,6 @@
 import pytest
 
-from broker.api.bodies import JSON_BYTES_MAX, BodyType, body_type, bytes_max
+from broker.api.asked import JSON_BYTES_MAX, BodyType, body_type, bytes_max
 from broker.errors import BadRequest
 
 
