@@ -83,6 +83,20 @@ def write_answer(answer: Any, layout: Layout, *, as_json: bool) -> None:
         layout(answer)
 
 
+def _note_json(context: click.Context, _: click.Parameter, flag: bool) -> bool:
+    known = given(context)
+    known.as_json = known.as_json or bool(flag)
+    return known.as_json
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, callback=_note_json, help="Write JSON, for machines."
+)
+"""The option may also stand before the command's name, see ``take_json``."""
+yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+"""The option of a command that calls ``confirm``."""
+
+
 # --- Commands that are one call --------------------------------------------------------------------
 
 
@@ -199,13 +213,6 @@ def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str
     return known.target.url
 
 
-def json_option(command: Command) -> Command:
-    """Add ``--json`` to a command. The option may also stand before the command's name."""
-    return click.option(
-        "--json", "as_json", is_flag=True, callback=_note_json, help="Write JSON, for machines."
-    )(command)
-
-
 def take_json(group: click.Group) -> None:
     """Allow ``--json`` also after the name of a group, before the name of its command."""
     option = click.Option(
@@ -219,17 +226,6 @@ def take_json(group: click.Group) -> None:
     for command in group.commands.values():
         if isinstance(command, click.Group):
             take_json(command)
-
-
-def _note_json(context: click.Context, _: click.Parameter, flag: bool) -> bool:
-    known = given(context)
-    known.as_json = known.as_json or bool(flag)
-    return known.as_json
-
-
-def yes_option(command: Command) -> Command:
-    """Add ``--yes`` to a command that calls ``confirm``."""
-    return click.option("--yes", is_flag=True, help="Don't ask for confirmation.")(command)
 
 
 def confirm(question: str, *, yes: bool, as_json: bool) -> None:

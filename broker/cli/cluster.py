@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 from broker.cli import leadership
-from broker.cli.broker_calls import BrokerCall, Json, asks, json_option, to_broker
+from broker.cli.broker_calls import BrokerCall, Command, Json, asks, json_option, to_broker
 from broker.cli.options import TOPIC
 from broker.cli.output import write_coloured_table, write_line, write_rows, write_table
 from broker.client import SyncClient, admin
@@ -60,10 +60,13 @@ def cluster() -> None:
     check_environment(os.environ)
 
 
+def _number(name: str, default: int, least: int, help_text: str) -> Callable[[Command], Command]:
+    number = click.IntRange(min=least)
+    return click.option(name, default=default, show_default=True, type=number, help=help_text)
+
+
 @cluster.command()
-@click.option(
-    "--nodes", default=3, show_default=True, type=click.IntRange(min=0), help="Number of brokers."
-)
+@_number("--nodes", 3, 0, "Number of brokers.")
 @click.option(
     "--dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -83,20 +86,8 @@ def cluster() -> None:
     type=click.Choice(["1", "3"]),
     help="Number of ZooKeeper servers.",
 )
-@click.option(
-    "--region-servers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of HBase's region servers.",
-)
-@click.option(
-    "--gateways",
-    default=1,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Number of HBase's Thrift-2 gateways.",
-)
+@_number("--region-servers", 1, 1, "Number of HBase's region servers.")
+@_number("--gateways", 1, 1, "Number of HBase's Thrift-2 gateways.")
 @click.option(
     "--set",
     multiple=True,

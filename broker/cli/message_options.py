@@ -69,37 +69,24 @@ class SpanStart(NamedTuple):
     inclusive: bool
 
 
+since_option = place_option(
+    "--since", help_text="Start here: an age (1h), a time, or a message id."
+)
+until_option = place_option(
+    "--until", help_text="Stop before this: an age (1h), a time, or a message id."
+)
+last_option = click.option(
+    "--last", type=click.IntRange(min=1), metavar="N", help="Read the newest N messages."
+)
+limit_option = click.option(
+    "-n", "--limit", type=click.IntRange(min=1), metavar="N", help="Read at most N messages."
+)
+_after_option = id_option("--after", help_text="Start after this message.")
+
+
 def span_options(command: Command) -> Command:
-    """Add ``--since``, ``--after``, ``--last`` and ``--until``."""
-    after = id_option("--after", help_text="Start after this message.")
-    return since_option(after(last_option(until_option(command))))
-
-
-def since_option(command: Command) -> Command:
-    """Add ``--since``."""
-    text = "Start here: an age (1h), a time, or a message id."
-    return place_option("--since", help_text=text)(command)
-
-
-def until_option(command: Command) -> Command:
-    """Add ``--until``."""
-    text = "Stop before this: an age (1h), a time, or a message id."
-    return place_option("--until", help_text=text)(command)
-
-
-def last_option(command: Command) -> Command:
-    """Add ``--last``."""
-    number = click.IntRange(min=1)
-    return click.option("--last", type=number, metavar="N", help="Read the newest N messages.")(
-        command
-    )
-
-
-def limit_option(command: Command) -> Command:
-    """Add ``-n``, ``--limit``."""
-    number = click.IntRange(min=1)
-    text = "Read at most N messages."
-    return click.option("-n", "--limit", type=number, metavar="N", help=text)(command)
+    """Add ``--since``, ``--after``, ``--last`` and ``--until``, the fields of a ``Span``."""
+    return since_option(_after_option(last_option(until_option(command))))
 
 
 def start(client: SyncClient, topic: TopicId, span: Span) -> SpanStart:
@@ -232,10 +219,20 @@ def write_message(message: Message, layout: LineLayout | None) -> None:
     sys.stdout.buffer.write(line)
 
 
+format_option = click.option(
+    "-f",
+    "--format",
+    "layout",
+    type=LayoutType(),
+    metavar="LAYOUT",
+    help="The layout of each message: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
+)
+_ids_option = click.option("--ids", is_flag=True, help="Write the id and time before each message.")
+
+
 def layout_options(command: Command) -> Command:
     """Add ``--ids`` and ``-f``; ``chosen`` turns them into the layout for ``write_message``."""
-    ids = click.option("--ids", is_flag=True, help="Write the id and time before each message.")
-    return ids(format_option(command))
+    return _ids_option(format_option(command))
 
 
 def chosen(layout: LineLayout | None, *, ids: bool, as_json: bool) -> LineLayout | None:
@@ -244,18 +241,6 @@ def chosen(layout: LineLayout | None, *, ids: bool, as_json: bool) -> LineLayout
     if as_json:
         return None
     return layout or (WITH_IDS if ids else PLAIN)
-
-
-def format_option(command: Command) -> Command:
-    """Add ``-f``, ``--format``."""
-    return click.option(
-        "-f",
-        "--format",
-        "layout",
-        type=LayoutType(),
-        metavar="LAYOUT",
-        help="The layout of each message: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
-    )(command)
 
 
 def check_one_form(layout: LineLayout | None, **others: object) -> None:

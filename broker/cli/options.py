@@ -86,9 +86,7 @@ class TopicType(click.ParamType[TopicId]):
 TOPIC: Final = TopicType()
 
 
-def topic_argument(command: Command) -> Command:
-    """Add the argument NAMESPACE/TOPIC."""
-    return click.argument("topic", type=TOPIC, metavar="NS/TOPIC")(command)
+topic_argument = click.argument("topic", type=TOPIC, metavar="NS/TOPIC")
 
 
 def topic_of(text: str, namespace: str = "") -> TopicId:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Any
 
 import click
 
@@ -26,7 +27,7 @@ from broker.cli.message_options import (
 )
 from broker.cli.options import PlaceGiven, SpanType, topic_argument
 from broker.client import BrowsePage
-from broker.model import Message, MessageId, TopicId
+from broker.model import Message, TopicId
 
 
 @click.command()
@@ -45,14 +46,11 @@ def poll(
     call: BrokerCall,
     *,
     topic: TopicId,
-    since: PlaceGiven | None,
-    after: MessageId | None,
-    until: PlaceGiven | None,
-    last: int | None,
     limit: int | None,
     wait_s: float | None,
     layout: LineLayout | None,
     ids: bool,
+    **options: Any,
 ) -> None:
     """Poll once, as a consumer does, and write the messages.
 
@@ -61,7 +59,7 @@ def poll(
     broker poll audit/logins --last 5 -f '{time} {payload}'
     broker poll audit/logins --since 2026-01-31T12:00:00Z --until 1h --json
     """
-    span = Span(since, after, until, last).checked()
+    span = Span(**options).checked()
     form = chosen(layout, ids=ids, as_json=call.as_json)
     with call.client() as client:
         start = reading.start(client, topic, span)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 from rich.progress import TextColumn
@@ -30,16 +30,8 @@ if TYPE_CHECKING:
     from broker.storage.report import CheckReport, Tell
     from broker.storage.shown_log import ShownLog
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _directory(command: Command) -> Command:
-    return click.argument(
-        "directory",
-        metavar="[DIR]",
-        default="data",
-        type=click.Path(exists=True, file_okay=False, path_type=Path),
-    )(command)
+_FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+_directory = click.argument("directory", metavar="[DIR]", default="data", type=_FOLDER)
 
 
 @click.group()
@@ -60,12 +52,7 @@ def storage() -> None:
 
 
 @storage.command()
-@click.argument(
-    "directory",
-    metavar="[DIR]",
-    required=False,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-)
+@click.argument("directory", metavar="[DIR]", required=False, type=_FOLDER)
 @configured_by({"hbase"})
 @json_option
 def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: str | None) -> None:
@@ -133,7 +120,7 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
 @click.option(
     "--dir",
     "directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=_FOLDER,
     help="A data directory.  [default: storage.data_dir of the configuration]",
 )
 @click.option(

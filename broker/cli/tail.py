@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -30,7 +30,7 @@ from broker.cli.options import PlaceGiven, topic_argument
 from broker.cli.problems import DoneInPart
 from broker.client import SyncClient, TailOptions
 from broker.clock import SystemClock
-from broker.model import Message, MessageId, TopicId
+from broker.model import Message, TopicId
 
 
 class _TailSink(NamedTuple):
@@ -145,10 +145,6 @@ def tail(
     call: BrokerCall,
     *,
     topic: TopicId,
-    since: PlaceGiven | None,
-    after: MessageId | None,
-    until: PlaceGiven | None,
-    last: int | None,
     follow: bool | None,
     limit: int | None,
     command: list[str] | None,
@@ -156,6 +152,7 @@ def tail(
     committed: bool,
     layout: LineLayout | None,
     ids: bool,
+    **options: Any,
 ) -> None:
     """Write a topic's messages, from the oldest on, then new messages as they arrive.
 
@@ -172,19 +169,19 @@ def tail(
     broker tail orders/placed --committed
     broker tail jobs/states --exec 'python react.py' --cursor states.cursor
     """
-    span = Span(since, after, until, last).checked()
-    follows = _follows(follow, until)
+    span = Span(**options).checked()
+    follows = _follows(follow, span.until)
     sink = _TailSink(topic, command, chosen(layout, ids=ids, as_json=call.as_json))
     with call.client() as client:
         mark = _bookmark(client, topic, cursor) if cursor is not None else None
         start = _start(client, topic, span, mark)
-        options = TailOptions(
+        tailing = TailOptions(
             follow=follows,
             give_up_after_s=None if follows else call.deadline_s,
             generation=None if mark is None else mark.log.generation,
         )
         for message in islice(
-            _messages(client, topic, start, span, options, committed=committed), limit
+            _messages(client, topic, start, span, tailing, committed=committed), limit
         ):
             sink.take(message)
             if mark is not None:

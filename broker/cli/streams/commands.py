@@ -52,23 +52,19 @@ def _pairs(_: click.Context, __: click.Parameter, given: Iterable[str]) -> dict[
     return dict(map(name_and_value, given))
 
 
-def _conf(command: Command) -> Command:
-    return click.option(
-        "--conf",
-        multiple=True,
-        callback=_pairs,
-        metavar="NAME=VALUE",
-        help="A setting of Spark, such as spark.sql.shuffle.partitions=8.",
-    )(command)
-
-
-def _control(command: Command) -> Command:
-    return click.option(
-        "--control",
-        type=click.Path(file_okay=False, path_type=Path),
-        metavar="DIR",
-        help="The folder of the job's status, if its checkpoint is not on this machine.",
-    )(command)
+_conf = click.option(
+    "--conf",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="A setting of Spark, such as spark.sql.shuffle.partitions=8.",
+)
+_control = click.option(
+    "--control",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The folder of the job's status, if its checkpoint is not on this machine.",
+)
 
 
 @streams.command(name="run")

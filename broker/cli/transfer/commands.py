@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, to_broker
+from broker.cli.broker_calls import BrokerCall, Command, to_broker
 from broker.cli.options import place_now, told, topic_argument
 from broker.cli.output import write_line
 from broker.cli.transfer.exports import Export, ExportPlan
@@ -36,6 +36,10 @@ def _place(_: click.Context, __: click.Parameter, text: str | None) -> TypedPlac
     return TypedPlace(text, place)
 
 
+def _place_option(name: str, help_text: str) -> Callable[[Command], Command]:
+    return click.option(name, callback=_place, metavar="ID|TIME|AGE", help=help_text)
+
+
 _FORMAT = click.option(
     "--format",
     "format_name",
@@ -47,17 +51,11 @@ _FORMAT = click.option(
 @click.command(name="export")
 @topic_argument
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--since",
-    callback=_place,
-    metavar="ID|TIME|AGE",
-    help="Start here: an age (1h), a time, or a message id.  [default: the oldest message]",
+@_place_option(
+    "--since", "Start here: an age (1h), a time, or a message id.  [default: the oldest message]"
 )
-@click.option(
-    "--until",
-    callback=_place,
-    metavar="ID|TIME|AGE",
-    help="Stop before this: an age (1h), a time, or a message id.  [default: the end]",
+@_place_option(
+    "--until", "Stop before this: an age (1h), a time, or a message id.  [default: the end]"
 )
 @_FORMAT
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
