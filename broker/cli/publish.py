@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import click
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
@@ -282,10 +282,7 @@ def publish(
     messages: tuple[str, ...],
     file: str | None,
     lines: str | None,
-    key: bytes | None,
-    headers: dict[str, bytes],
-    idempotency_key: str | None,
-    ttl_s: int | None,
+    **options: Any,
 ) -> None:
     """Publish messages, a file, or each line of a file; return when they are stored and synced.
 
@@ -304,7 +301,7 @@ def publish(
     journalctl -b | broker publish audit/journal --lines -
     """
     words, whole = _one_source(messages, lines, file)
-    order, tally = _Order(topic, idempotency_key, ttl_s, key, headers), Tally(topic)
+    order, tally = _Order(topic, **options), Tally(topic)
     with ExitStack() as stack:
         if lines is None:
             # The bytes as they were typed: an argument need not be text.

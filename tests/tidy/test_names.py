@@ -38,7 +38,6 @@ MIRRORS = {
     "stages": "of messages, and their operations",
     "stats": "of a topic, and their operation",
     "table": "the port to a store, and each implementation",
-    "tail": "in the client, and its command",
     "topics": "of a node, on the wire, their commands, their workload",
     "transactions": "their operations, calls and commands; on a node; their workload and its checker",
     "zookeeper": "its server, and its client",

@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from broker.cli.broker_calls import BrokerCall, Command, to_broker
 from broker.cli.options import place_now, told, topic_argument
 from broker.cli.output import write_line
-from broker.cli.transfer.exports import Export, ExportPlan
+from broker.cli.transfer.exports import Export, ExportPlan, TypedPlace
 from broker.cli.transfer.formats import FORMATS, format_of
 from broker.cli.transfer.imports import Import, ImportPlan, checked
-from broker.model import MessageId, TopicId
+from broker.model import TopicId
 from broker.places import Place
-
-
-class TypedPlace(NamedTuple):
-    """A place in a topic: the typed text, and the place that it means now."""
-
-    text: str | None = None
-    place: MessageId | int | None = None
-    generation: int | None = None
 
 
 def _place(_: click.Context, __: click.Parameter, text: str | None) -> TypedPlace:
@@ -80,16 +72,7 @@ def export(
     broker export audit/logins logins.jsonl
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
     """
-    wanted = ExportPlan(
-        topic,
-        file,
-        format_of(file, format_name),
-        since.text,
-        until.text,
-        since.place,
-        until.place,
-        {since.generation, until.generation} - {None},
-    )
+    wanted = ExportPlan(topic, file, format_of(file, format_name), since, until)
     if file.exists() and not (force or wanted.state.exists()):
         raise click.UsageError(
             f"{file} exists already. Name another file, or replace it with --force."

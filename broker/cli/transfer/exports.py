@@ -12,7 +12,7 @@ Each step is idempotent, so an export that was stopped within a step repeats thi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
@@ -46,26 +46,27 @@ CHUNK_BYTES_MAX: Final = 16 << 20
 READING, READ, PLACED = "reading", "read", "placed"
 
 
-class ExportPlan(NamedTuple):
-    """The range and file of an export.
+class TypedPlace(NamedTuple):
+    """A place in a topic: the typed text, and the place that it meant then, maybe with its generation."""
 
-    ``since`` and ``until`` are the typed texts; ``start`` and ``stop`` are the places that they meant then, and
-    ``generations`` those that they name.
-    """
+    text: str | None = None
+    place: MessageId | int | None = None
+    generation: int | None = None
+
+
+class ExportPlan(NamedTuple):
+    """The range and file of an export."""
 
     topic: TopicId
     file: Path
     format: Format
-    since: str | None
-    until: str | None
-    start: MessageId | int | None
-    stop: MessageId | int | None
-    generations: Collection[int | None] = ()
+    since: TypedPlace
+    until: TypedPlace
 
     @property
     def asked(self) -> dict[str, Any]:
         """The values that a state must have if it belongs to this export, beside those of its topic."""
-        return {"format": self.format.name, "since": self.since, "until": self.until}
+        return {"format": self.format.name, "since": self.since.text, "until": self.until.text}
 
     @property
     def part(self) -> Path:
@@ -97,7 +98,7 @@ class Export:
         self._wanted = wanted
         self._deadline_s = deadline_s
         generation = client.topic(wanted.topic).generation
-        for named in wanted.generations:
+        for named in (wanted.since.generation, wanted.until.generation):
             if named is not None and named != generation:
                 raise TopicRecreated.between(wanted.topic, named, generation)
         log = CursorLog("/".join(wanted.topic), generation, client.settings.urls)
@@ -133,8 +134,8 @@ class Export:
             **log._asdict(),
             **wanted.asked,
             "stage": READING,
-            "after": _behind(wanted.start).hex(),
-            "through": min(through, _last_before(wanted.stop)).hex(),
+            "after": _behind(wanted.since.place).hex(),
+            "through": min(through, _last_before(wanted.until.place)).hex(),
             "first": None,
             "last": None,
             "position": 0,
@@ -208,7 +209,8 @@ class Export:
         messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)
         # The id of a reference's message begins with the row of the reference, so rows are compared.
         last = through[:ROW_ID_BYTES]
-        stop = self._wanted.stop if isinstance(self._wanted.stop, bytes) else None
+        until = self._wanted.until.place
+        stop = until if isinstance(until, bytes) else None
 
         def is_in(message: Message) -> bool:
             return message.id[:ROW_ID_BYTES] <= last and (stop is None or message.id < stop)
