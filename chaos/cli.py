@@ -11,6 +11,7 @@ Exit codes::
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final
 import click
 from typing_extensions import override
 
+from broker.standard_streams import OutputFailed, drop_output
 from chaos.cases.commands import case, cases
 from chaos.commands import run
 from chaos.nemeses import NEMESES
@@ -43,7 +45,10 @@ class _Verifier(click.Group):
         except (KeyboardInterrupt, click.Abort):
             say("interrupted; there is no verdict")
             raise click.exceptions.Exit(INTERRUPTED) from None
-        except (click.exceptions.Exit, click.ClickException):
+        except BrokenPipeError:  # The reader of the output has gone, as ``head`` does.
+            drop_output()
+            raise click.exceptions.Exit(NotJudged.exit_code) from None
+        except (click.exceptions.Exit, click.ClickException, OutputFailed):
             raise
         except Exception as error:
             traceback.print_exc()
@@ -70,7 +75,15 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line in this process, and exit."""
-    cli.main(arguments if arguments is None else list(arguments), prog_name="chaos")
+    try:
+        try:
+            cli.main(arguments if arguments is None else list(arguments), prog_name="chaos")
+        finally:
+            sys.stdout.flush()
+    except OutputFailed as error:
+        drop_output()
+        say(f"{error.strerror}; there is no verdict")
+        sys.exit(NotJudged.exit_code)
 
 
 @cli.command("sum")

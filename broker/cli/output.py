@@ -7,15 +7,12 @@ each line is escaped, see ``escapes``. Only payloads that go to a file or a pipe
 from __future__ import annotations
 
 import base64
-import io
 import json
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from typing_extensions import Buffer, override
 
 from broker.client import Browsed
 from broker.escapes import escaped, escaped_json
@@ -30,38 +27,6 @@ if TYPE_CHECKING:
 _WIDTH_OF_A_PIPE: Final = 220
 _WIDTH_MAX: Final = 10_000
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
-
-
-class OutputFailed(OSError):
-    """The output of a command can't be written. The broker did what the command asked."""
-
-
-class _Output(io.FileIO):
-    """Standard output. Its errors differ from those of other files: a full disk there is not the broker's."""
-
-    @override
-    def write(self, data: Buffer, /) -> int:
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OutputFailed(
-                error.errno,
-                f"the output of this command can't be written: {error.strerror}. Its standard output goes to "
-                "a file or device that takes no more; this is not about the broker's disk",
-            ) from error
-
-
-def guard_output() -> None:
-    """Make standard output raise OutputFailed; a character that it can't encode becomes an escape."""
-    binary = io.BufferedWriter(_Output(1, "wb", closefd=False))
-    sys.stdout = io.TextIOWrapper(
-        binary,
-        encoding=sys.stdout.encoding,
-        errors="backslashreplace",
-        line_buffering=binary.isatty(),
-    )
 
 
 def write_line(text: str = "", *, err: bool = False) -> None:

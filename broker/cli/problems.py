@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,10 +28,11 @@ import click
 
 from broker.cli.broker_calls import address
 from broker.cli.contexts import GivenOptions
-from broker.cli.output import OutputFailed, write_line, write_lines
+from broker.cli.output import write_line, write_lines
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
 from broker.escapes import escaped
+from broker.standard_streams import OutputFailed, drop_output
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -221,10 +221,10 @@ def ending(work: Callable[[], int], given: GivenOptions) -> int:
     except click.exceptions.Exit as left:  # After --help, for example.
         return left.exit_code
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return 0
     except OutputFailed as error:
-        _drop_output()
+        drop_output()
         return _report(error, given)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - Reported, with its traceback.
         return _report(error, given)
@@ -244,11 +244,3 @@ def _report(error: BaseException, given: GivenOptions) -> int:
     else:
         write_lines(problem.text(), err=True)
     return problem.exit_code
-
-
-def _drop_output() -> None:
-    """Drop what is left of the output, because its reader has closed the pipe, as ``head`` does, or it is full.
-
-    Standard output becomes the null device, or Python would fail again when it flushes at exit.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)

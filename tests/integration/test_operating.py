@@ -153,6 +153,32 @@ def test_a_full_output_is_not_taken_for_the_brokers_disk(words: tuple[str, ...])
     assert told.count("\n") == 1, "Python adds nothing at the exit"
 
 
+@pytest.mark.parametrize("standard_error", ["full", "without a reader"])
+def test_the_exit_code_is_that_of_the_work_also_if_no_message_can_be_written(
+    standard_error: str,
+) -> None:
+    with Path("/dev/full").open("wb") as full, socket.create_server(("127.0.0.1", 0)) as server:
+        reader, writer = os.pipe()
+        os.close(reader)
+        errors = full.fileno() if standard_error == "full" else writer
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        command = [*BROKER, "publish", "a/b", "m", "--url", url]
+        with subprocess.Popen(command, stderr=errors) as publish:
+            with server.accept()[0] as connection:
+                connection.recv(65_536)  # It is closed without an answer: the outcome is unknown.
+            assert publish.wait(STOP_S) == 3
+        os.close(writer)
+
+
+@pytest.mark.parametrize("words", ["nemeses", "nemeses --nonsense"])
+@pytest.mark.parametrize("full", [1, 2])
+def test_output_that_can_not_be_written_is_no_violation(words: str, full: int) -> None:
+    command = f"{sys.executable} -m chaos {words} {full}>/dev/full"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
+    assert done.returncode == (0 if full == 2 and words == "nemeses" else 2)
+    assert b"Traceback" not in done.stderr
+
+
 def test_json_makes_the_log_and_the_line_of_a_node_json(tmp_path: Path) -> None:
     command = [*BROKER, "serve", "--json", "--port", "0", "--data-dir", str(tmp_path / "data")]
     ours, theirs = os.openpty()
