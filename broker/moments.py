@@ -9,10 +9,11 @@ Rules, the same at every door:
 
 * A text without a zone is in UTC, as all times that the broker writes. A datetime without a zone is refused: Python takes
   it for the local time of the machine, so it would be another moment on another machine.
-* A number is in ms since 1970. A number that is certainly of another unit is refused: seconds would be a day of 1970, and
-  a reader would begin with the oldest message; microseconds and nanoseconds lie behind the year 9999.
+* A number is in ms since 1970. A number that is certainly of another unit is refused: seconds, an age or 20260131 would
+  be a day of 1970, and a reader would begin with the oldest message; microseconds and nanoseconds lie behind the year
+  9999. 0 is the oldest message.
 * Times of messages are whole ms, and a moment stands for the first message that is not older. So a fraction of a ms is
-  rounded up. A moment before 1970 is 0.
+  rounded up. A moment before May 1970 is 0.
 
 Errors are ValueErrors; each door adds the name of its parameter.
 """
@@ -54,6 +55,11 @@ def checked_ms(number: int) -> int:
     """Return a number of ms since 1970, if it can be one. Raises ValueError, which names the unit that it seems to have."""
     if number in SECONDS:
         raise ValueError(f"{number} looks like seconds since 1970. Give ms: {number * 1000}.")
+    if 0 < number < SECONDS.start:
+        raise ValueError(
+            f"{number} is a time of January 1970 in ms, so it has another unit. Give ms since 1970, such as "
+            "1769860800000; 0 is the beginning."
+        )
     if number > MOMENT_MAX_MS:
         for unit, per_ms in (("microseconds", 10**3), ("nanoseconds", 10**6)):
             if number // per_ms <= MOMENT_MAX_MS // 100:
@@ -97,7 +103,10 @@ def datetime_ms(moment: datetime, more_us: int = 0) -> int:
             "moment.astimezone() for local time, moment.replace(tzinfo=UTC) for UTC."
         )
     since = moment - _EPOCH + timedelta(microseconds=more_us)
-    return max(0, -(-since // _MS))
+    moment_ms = min(-(-since // _MS), MOMENT_MAX_MS)
+    return (
+        moment_ms if moment_ms >= SECONDS.stop else 0
+    )  # A number between them would be of another unit.
 
 
 def rfc3339(time_ms: int) -> str:

@@ -31,7 +31,7 @@ class OutputFailed(OSError):
     """The output of a command can't be written. The broker did what the command asked."""
 
 
-class _Output(io.FileIO):
+class _StandardOutput(io.FileIO):
     """Standard output. Its errors differ from those of other files: a full disk there is not the broker's."""
 
     @override
@@ -48,7 +48,7 @@ class _Output(io.FileIO):
             ) from error
 
 
-class _Messages(io.FileIO):
+class _StandardError(io.FileIO):
     """Standard error. No stream is left for the error of a write to it, and the exit code must stay the work's."""
 
     @override
@@ -64,8 +64,8 @@ def guard_output() -> None:
 
     A character that a stream can't encode becomes an escape.
     """
-    sys.stdout = _text(_Output(1, "wb", closefd=False), sys.stdout.encoding)
-    sys.stderr = _text(_Messages(2, "wb", closefd=False), sys.stderr.encoding)
+    sys.stdout = _text(_StandardOutput(1, "wb", closefd=False), sys.stdout.encoding)
+    sys.stderr = _text(_StandardError(2, "wb", closefd=False), sys.stderr.encoding)
     sys.stderr.reconfigure(line_buffering=True)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from broker.moments import MOMENT_MAX_MS, checked_ms, datetime_ms
+from broker.moments import MOMENT_MAX_MS, SECONDS, checked_ms, datetime_ms
 from broker.streams.failures import Failures
 from broker.streams.stream_records import Letter, StreamRecord
 from broker.streams.windows import Window
@@ -147,7 +147,7 @@ def time_ms_of(time: Any) -> int:
     if isinstance(time, int | float) and not isinstance(time, bool):
         if not TIME_MS_MIN <= time <= MOMENT_MAX_MS:
             raise ValueError(f"the time {time} is outside the years 1 to 9999: give ms since 1970")
-        return int(time) if time < 0 else checked_ms(int(time))
+        return checked_ms(int(time)) if int(time) in SECONDS else int(time)
     raise TypeError(f"a {type(time).__name__} is no time: give ms since 1970, or a datetime")
 
 

@@ -11,6 +11,7 @@ from broker.client.client_request import Reply
 from broker.client.positions import before, id_of, start_of
 from broker.errors import BadRequest, TopicNotFound
 from broker.model import ROW_ID_MAX, row_id
+from broker.moments import MOMENT_MAX_MS
 from broker.wire import avro
 from tests.kit.request_bodies import read_poll
 
@@ -27,14 +28,16 @@ MOMENT_MS = 1_769_860_800_123
         (ID.hex(), ID),
         (ID.hex().upper(), ID),
         (0, 0),
-        (5, 5),
-        (np.int64(5), 5),
+        (MOMENT_MS, MOMENT_MS),
+        (np.int64(MOMENT_MS), MOMENT_MS),
         (MOMENT, MOMENT_MS),
         (MOMENT.astimezone(timezone(timedelta(hours=-7))), MOMENT_MS),
         (pd.Timestamp(MOMENT), MOMENT_MS),
         (MOMENT + timedelta(microseconds=1), MOMENT_MS + 1),
         (MOMENT - timedelta(microseconds=1), MOMENT_MS),
         (datetime(1969, 12, 31, tzinfo=UTC), 0),
+        (datetime(1970, 2, 1, tzinfo=UTC), 0),
+        (datetime.max.replace(tzinfo=UTC), MOMENT_MAX_MS),
     ],
 )
 def test_a_place_is_an_id_or_a_moment(place, expected):
@@ -50,6 +53,7 @@ def test_a_place_is_an_id_or_a_moment(place, expected):
         ("now", BadRequest, "40 hex digits, not 'now'"),
         (datetime(2026, 1, 31), BadRequest, "has no time zone"),  # noqa: DTZ001
         (-1, BadRequest, "where: -1 is not a time"),
+        (60, BadRequest, "where: 60 is a time of January 1970"),
         (1 << 63, BadRequest, "is not a time"),
         (
             1_795_467_053,

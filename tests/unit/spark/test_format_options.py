@@ -105,7 +105,7 @@ def test_a_sink_needs_no_topic_and_accepts_sparks_own_options() -> None:
         ({"tms.deadline": "1"}, "tms.deadline_s"),
         ({"startingOffsets": "newest"}, "earliest, latest or the 40 hex digits"),
         ({"startingTimestamp": "yesterday"}, "milliseconds since 1970"),
-        ({"startingTimestamp": "1", "startingOffsets": "latest"}, "not both"),
+        ({"startingTimestamp": "0", "startingOffsets": "latest"}, "not both"),
         ({"endingOffsets": "latest"}, "endingOffsets is for batch queries"),
         ({"pushDownFilters": "true"}, "pushDownFilters is for batch queries"),
         ({"maxOffsetsPerTrigger": "0"}, "whole number from 1"),
@@ -137,7 +137,7 @@ def test_a_bad_option_is_refused_with_advice(given: dict[str, str], told: str) -
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streaming queries"),
         ({"heartbeatInterval": "2s"}, "heartbeatInterval is for streaming queries"),
         ({"endingOffsets": "earliest"}, "latest or the 40 hex digits"),
-        ({"endingTimestamp": "1", "endingOffsets": "latest"}, "not both"),
+        ({"endingTimestamp": "0", "endingOffsets": "latest"}, "not both"),
     ],
 )
 def test_a_batch_query_refuses_unsupported_options(given: dict[str, str], told: str) -> None:
