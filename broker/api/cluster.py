@@ -29,6 +29,14 @@ from broker.model import TopicId, check_namespace, check_topic
 from broker.moments import rfc3339
 from broker.operations.media_types import JSON
 from broker.operations.parameters import TOPICS_NAMED_MAX
+from broker.operations.replies import (
+    ClusterNode,
+    ClusterStatus,
+    CoordinatorView,
+    LedTopic,
+    Member,
+    StorageView,
+)
 from broker.routing.peers import Peers
 from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
@@ -105,7 +113,7 @@ class ClusterView:
 class NodeReport(NamedTuple):
     """The result of asking one node: its view of itself, or the problem."""
 
-    view: dict[str, Any] | None
+    view: ClusterNode | None
     problem: str | None = None
 
 
@@ -125,19 +133,19 @@ class ClusterViewHandlers:
         view, wanted = self._view, _wanted_topics(request)
         nodes = [info for _, info in sorted(view.nodes.items())]
         patience_s = _patience_s(view, request)
-        placement, *asked = await asyncio.gather(
-            _placement(view, patience_s),
+        asking = asyncio.gather(
             *(
                 _own_report(view, wanted)
                 if info.instance == view.me.instance
                 else _ask_report(view, info, patience_s, wanted)
                 for info in nodes
-            ),
+            )
         )
+        placement, asked = await asyncio.gather(_placement(view, patience_s), asking)
         return json_reply(_status(view, nodes, asked, placement))
 
 
-def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
+def own_view(view: ClusterView, wanted: str = "no") -> ClusterNode:
     """Return a node's view of itself, as values for JSON.
 
     ``wanted`` selects the led topics to name: no (none), yes (all), or one ``ns/topic``.
@@ -145,39 +153,41 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
     me, storage = view.me, view.health.so_far
     led = {topic: epoch for topic, epoch in view.leaders.epochs().items() if not is_reserved(topic)}
     session = view.membership.session
-    return {
-        "node": me.instance,
-        "incarnation": me.incarnation,
-        "url": me.url,
-        "version": me.version,
-        "protocol": me.protocol,
-        "draining": me.draining,
-        "slots_led": view.tenure.slots_led,
-        "topics_led": len(led),
-        "topics": None if wanted == "no" else _topic_rows(led, wanted),
-        "zookeeper": {
-            "contact": view.coordinator.contact.value,
-            "session": f"{session:#x}" if session else None,
-        },
-        "storage": {
-            "calls": storage.calls,
-            "errors": storage.errors,
-            "last_success": _moment(storage.last_success_ms),
-            "last_failure": _moment(storage.last_failure_ms),
-            "last_error": storage.last_error,
-        },
-        "uptime_s": round(view.clock.monotonic() - view.started_at, 3),
-        "clock_skew_ms": view.leaders.claims.clocks.skew_ms,
-        "now_ms": view.clock.now_ms(),
-    }
+    return ClusterNode(
+        node=me.instance,
+        incarnation=me.incarnation,
+        url=me.url,
+        version=me.version,
+        protocol=me.protocol,
+        draining=me.draining,
+        slots_led=view.tenure.slots_led,
+        topics_led=len(led),
+        topics=None if wanted == "no" else _topic_rows(led, wanted),
+        zookeeper=CoordinatorView(
+            contact=view.coordinator.contact.value,
+            session=f"{session:#x}" if session else None,
+        ),
+        storage=StorageView(
+            calls=storage.calls,
+            errors=storage.errors,
+            last_success=_moment(storage.last_success_ms),
+            last_failure=_moment(storage.last_failure_ms),
+            last_error=storage.last_error,
+        ),
+        uptime_s=round(view.clock.monotonic() - view.started_at, 3),
+        clock_skew_ms=view.leaders.claims.clocks.skew_ms,
+        now_ms=view.clock.now_ms(),
+    )
 
 
-def _topic_rows(led: Mapping[TopicId, int], wanted: str) -> list[dict[str, Any]]:
+def _topic_rows(led: Mapping[TopicId, int], wanted: str) -> list[LedTopic]:
     if wanted == "yes":
         topics = nsmallest(TOPICS_NAMED_MAX, led)
     else:
         topics = [topic for topic in (TopicId(*wanted.split("/")),) if topic in led]
-    return [{"topic": f"{topic.namespace}/{topic.topic}", "epoch": led[topic]} for topic in topics]
+    return [
+        LedTopic(topic=f"{topic.namespace}/{topic.topic}", epoch=led[topic]) for topic in topics
+    ]
 
 
 async def _own_report(view: ClusterView, wanted: str) -> NodeReport:
@@ -224,16 +234,16 @@ def _status(
     nodes: Sequence[NodeInfo],
     asked: Sequence[NodeReport],
     placement: Placement | BrokerError,
-) -> dict[str, Any]:
+) -> ClusterStatus:
     known = placement if isinstance(placement, Placement) else None
-    return {
-        "asked": view.me.instance,
-        "contact": view.coordinator.contact.value,
-        "nodes": [_row(info, told, known) for info, told in zip(nodes, asked, strict=True)],
-        "drained": None if known is None else sorted(known.drained),
-        "pins": None if known is None else len(known.pins),
-        "problem": _problem(placement),
-    }
+    return ClusterStatus(
+        asked=view.me.instance,
+        contact=view.coordinator.contact.value,
+        nodes=[_row(info, told, known) for info, told in zip(nodes, asked, strict=True)],
+        drained=None if known is None else sorted(known.drained),
+        pins=None if known is None else len(known.pins),
+        problem=_problem(placement),
+    )
 
 
 def _problem(placement: Placement | BrokerError) -> str | None:
@@ -242,7 +252,7 @@ def _problem(placement: Placement | BrokerError) -> str | None:
     return "; ".join(placement.problems) or None
 
 
-def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> dict[str, Any]:
+def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> Member:
     drained = None if placement is None else info.instance in placement.drained
     if told.view is None:
         state = "silent"
@@ -250,16 +260,16 @@ def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> dict[
         state = "stopping"
     else:
         state = "drained" if drained else "serving"
-    return {
-        "node": info.instance,
-        "url": info.url,
-        "version": info.version,
-        "protocol": info.protocol,
-        "state": state,
-        "drained": drained,
-        "problem": told.problem,
-        "view": told.view,
-    }
+    return Member(
+        node=info.instance,
+        url=info.url,
+        version=info.version,
+        protocol=info.protocol,
+        state=state,
+        drained=drained,
+        problem=told.problem,
+        view=told.view,
+    )
 
 
 def _wanted_topics(request: Request) -> str:

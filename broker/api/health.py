@@ -8,7 +8,9 @@ from broker.errors import Unavailable
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.metrics import CONTENT_TYPE
+from broker.operations import replies
 from broker.operations.media_types import JSON, PLAIN
+from broker.operations.replies import Product
 
 _PONG = Reply(200, b"OK.\n", PLAIN)
 _READY = Reply(200, b'{"status":"ready"}', JSON)
@@ -34,8 +36,8 @@ class Health:
 
     async def product(self, _: Request) -> Answer:
         """Answer which product this is, and where its interface is described."""
-        told = {"product": "tms-broker", "version": self._version, "interface": "/openapi.json"}
-        return json_reply(told)
+        version = self._version
+        return json_reply(Product(product="tms-broker", version=version, interface="/openapi.json"))
 
     async def ping(self, _: Request) -> Answer:
         """Answer as the original does."""
@@ -47,7 +49,7 @@ class Health:
 
     async def healthz(self, _: Request) -> Answer:
         """Answer that the process lives."""
-        return json_reply({"status": "ok", "version": self._version})
+        return json_reply(replies.Health(status="ok", version=self._version))
 
     async def readyz(self, _: Request) -> Answer:
         """Answer that this node takes requests. Raises Unavailable if it does not."""

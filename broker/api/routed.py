@@ -34,6 +34,7 @@ from broker.http.request import Request
 from broker.model import TopicId
 from broker.operations.media_types import JSON
 from broker.operations.operation import Answerer, RepeatEffect
+from broker.operations.replies import Leader
 from broker.operations.table import BY_NAME
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
@@ -213,7 +214,7 @@ class Routed:
         if self.is_alone:
             url = f"http://{request.headers.get('Host', 'localhost')}"
         number = None if node is None else node.instance
-        return json_reply({"node": number, "url": url, "epoch": epoch_of(self.topics, topic)})
+        return json_reply(Leader(node=number, url=url, epoch=epoch_of(self.topics, topic)))
 
     # From nodes.
 

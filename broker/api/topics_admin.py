@@ -13,6 +13,7 @@ from broker.http.reply import EMPTY, Answer, ChunkedReply, Piece, Reply, json_re
 from broker.http.request import Request
 from broker.moments import rfc3339
 from broker.operations.media_types import JSON
+from broker.operations.replies import Purged
 from broker.topics.topics import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
 
@@ -52,7 +53,7 @@ class TopicsAdmin:
             generation=request.generation,
         )
         before = rfc3339(topic.purged_ms)
-        return json_reply({"purged_before": before, "purged_ms": topic.purged_ms})
+        return json_reply(Purged(purged_before=before, purged_ms=topic.purged_ms))
 
     async def show_topic(self, request: Request) -> Answer:
         """Answer a topic's properties as a flat object; each value is a string."""
