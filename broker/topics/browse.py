@@ -233,6 +233,7 @@ class _Browser:
 
     def _places(self, entry: Entry, first: RowId, last: RowId) -> range:
         """Return the places of an entry's messages in ``[first, last]``, in the requested order."""
+        self._around.gaps.note(self._topic.id, entry)
         places = range(entry.place_at(first), entry.place_after(last))
         return places[::-1] if self._query.descending else places
 

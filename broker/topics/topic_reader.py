@@ -355,6 +355,7 @@ class TopicReading:
         while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
             messages_max = min(self._left, self._around.settings.page_rows_max)
             for entry in await payloads.next(bytes_max - self._bytes, messages_max):
+                self._around.gaps.note(self._topic.id, entry)
                 life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
                 first = entry.place_after(payloads.taken)
                 if lives(self._topic, reference.row, life_ms, self._now_ms):

@@ -11,7 +11,7 @@ The rows of marks are an index, so they are put again from the entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ from broker.storage.columns import (
 from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.gaps import LOST_MS, Gap, decode_gaps, encode_gaps, gaps_key
 from broker.storage.head import Head, PageState
-from broker.storage.keys import log_of_row
+from broker.storage.keys import LogId, log_of_row
 from broker.storage.leveldb.chain_mend import RawKeys, all_pairs, content_of, readable
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key, row_of_cell
@@ -79,6 +79,7 @@ def mend_pages(database: Database, damaged: Path, *, now_ms: int, window_ms: int
     """
     raw = RawKeys(damaged)
     lost: list[LostRange] = []
+    payloads: dict[LogId, int] = {}
     try:
         for space in (Space.MESSAGES, Space.PAYLOADS):
             _drop_unreadable(database, raw, space)
@@ -88,8 +89,13 @@ def mend_pages(database: Database, damaged: Path, *, now_ms: int, window_ms: int
                 found = _mend(database, raw, space, row, head)
                 if found and space is Space.MESSAGES:
                     _put_gaps(database, row, found)
+                elif found:
+                    log = _log_of(row, space)
+                    payloads[log] = payloads.get(log, 0) + sum(each.entries for each in found)
                 lost += found
                 _put_marks(database, space, row, now_ms - window_ms)
+        if payloads:
+            _put_gaps_of_references(database, payloads)
     finally:
         raw.close()
     return [*(each.line() for each in lost), *made]
@@ -212,10 +218,7 @@ def _stub_of_gap(
 
 def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int) -> None:
     """Put the rows of a page's marks that still count, and have none."""
-    topic, name, tail = row.split(b":", 2)
-    log = log_of_row(
-        TopicId(topic.decode(), name.decode()), tail, has_number=space is Space.PAYLOADS
-    )
+    log = _log_of(row, space)
     since_ms = {PRODUCER: keys_since_ms - PRODUCER_LIFE_MS, IDEMPOTENCY: keys_since_ms}
     prefix, rows = cells_prefix(space, row), {}
     for key in database.keys_of(prefix):
@@ -229,9 +232,7 @@ def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int)
 
 def _put_gaps(database: Database, row: bytes, lost: Sequence[LostRange]) -> None:
     """Add the lost ranges of a page to the record of its topic's gaps (storage/gaps.py)."""
-    namespace, name, tail = row.split(b":", 2)
-    topic = TopicId(namespace.decode(), name.decode())
-    generation = log_of_row(topic, tail, has_number=False).generation
+    topic, generation, _ = _log_of(row, Space.MESSAGES)
     key = head_key(Space.RECORDS, gaps_key(topic))
     value = database.get(key)
     known: Sequence[Gap] = ()
@@ -239,6 +240,29 @@ def _put_gaps(database: Database, row: bytes, lost: Sequence[LostRange]) -> None
         known = decode_gaps(content_of(value)[NONCE_BYTES:], generation)
     gaps = [*known, *(Gap(each.first, each.last, each.entries) for each in lost)]
     database.change({key: entries.checked(random_nonce() + encode_gaps(generation, gaps))})
+
+
+def _put_gaps_of_references(database: Database, payloads: Mapping[LogId, int]) -> None:
+    """Put a gap in the place of each published reference whose payload log lost entries; ``payloads`` counts them."""
+    for row, _ in _pages(database, Space.MESSAGES):
+        log = _log_of(row, Space.MESSAGES)
+        prefix = cells_prefix(Space.MESSAGES, row)
+        for key in (
+            database.keys_of(prefix) if any(log[:2] == each[:2] for each in payloads) else ()
+        ):
+            entry = readable(entries.decode, database.get(key))
+            if entry is None or not entry.is_reference or database.get(key + ROLLED) is not None:
+                continue
+            count = payloads.get(log._replace(number=entry.number), 0)
+            if count:
+                place = LostRange(str(log.topic), entry.first, entry.last, entries=count)
+                _put_gaps(database, row, [place])
+
+
+def _log_of(row: bytes, space: Space) -> LogId:
+    namespace, name, tail = row.split(b":", 2)
+    topic = TopicId(namespace.decode(), name.decode())
+    return log_of_row(topic, tail, has_number=space is Space.PAYLOADS)
 
 
 def _stub(epoch: int, first: RowId, last: RowId, pointer: int | None, *, is_stored: bool) -> Entry:

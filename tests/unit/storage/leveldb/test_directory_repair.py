@@ -31,6 +31,7 @@ from broker.storage.log import Logs
 from broker.storage.ownpage import PageBounds
 from broker.storage.records import Records
 from broker.storage.table import HEAD, Space
+from broker.topics.browse import BrowseQuery
 from broker.topics.ranges import RangeQuery
 from broker.topics.settings import PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
@@ -475,6 +476,36 @@ async def test_keys_that_no_store_has_are_not_in_a_repaired_copy(
         log.write_bytes(changed)
         shutil.rmtree(tmp_path / "mended")
         assert (await repair(directory, tmp_path / "mended")).problems == []
+
+
+async def test_readers_are_told_of_lost_messages_of_a_transaction(
+    small: tuple[Path, dict[bytes, bytes]], tmp_path: Path
+) -> None:
+    """They lay in the transaction's payload log; the topic has one reference to it."""
+    store, _ = small
+    directory = tmp_path / "data"
+    shutil.copytree(store, directory)
+    (directory / "CLEAN").unlink()
+    database = plyvel.DB(str(directory / "db"))
+    cells = cells_prefix(Space.PAYLOADS, b"ns:t:")[:1]
+    stored = [key for key, value in database.iterator(prefix=cells) if b"stored" in value]
+    for key in stored[3:5]:
+        database.delete(key)
+    database.close()
+    report = await repair(directory, tmp_path / "mended")
+    assert (report.problems, report.wrong, len(report.lost)) == ([], 0, 1)
+    async with topics_in(tmp_path / "mended", SMALL) as topics:
+        gaps = topics.around.gaps
+        with capture_logs() as lines:
+            await messages_of(topics)
+        assert (gaps.count > 0, [line["topic"] for line in lines]) == (True, ["ns:t"])
+        told = gaps.count
+        await topics.browse(PUBLISHED, BrowseQuery(limit=1000))
+        assert gaps.count > told
+        whole = await topics.range(PUBLISHED, RangeQuery())
+        assert whole.lost == 2
+        behind = await topics.range(PUBLISHED, RangeQuery(after=whole.through))
+        assert behind.lost == 0
 
 
 async def test_the_tail_of_a_published_payload_log_is_closed_again(
