@@ -195,8 +195,8 @@ def cannot_open(error: OSError, directory: Path, what: str) -> str:
         kind = "a file" if file.exists() else "a link that leads nowhere"
         return f"{problem}: {file} is {kind}. Name another directory"
     where = "" if named == directory else f" ({named})"
-    advice = _FILE_ADVICE.get(error.errno or 0, "")
-    return f"{problem}: {error.strerror or error}{where}{advice and '. '}{advice}"
+    advice = _FILE_ADVICE.get(error.errno or 0, "Name another directory")
+    return f"{problem}: {error.strerror or error}{where}. {advice}"
 
 
 def add_damage_advice(error: BrokerError, directory: Path) -> None:

@@ -382,6 +382,7 @@ def listening(cause, port=80):
         (PermissionError(errno.EACCES, "Permission denied", "data/LOCK"), "owns the directory"),
         (OSError(errno.EROFS, "Read-only file system", "data/LOCK"), "for writing"),
         (OSError(errno.ENOSPC, "No space left on device", "data/IDENTITY.new"), "Free some space"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "data/db"), "Name another directory"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/key"), "/x/key: Permission denied"),
     ],
 )
