@@ -27,16 +27,16 @@ node has no room for its next large page. An id of an earlier generation of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
 from broker.api.abandonment import unless_abandoned
 from broker.api.asked import in_generation, place_in
 from broker.api.payload_text import in_pieces, shown, shown_beside
-from broker.api.polls import committed_in
+from broker.api.polls import EventPage, committed_in
 from broker.api.routed import BROKER_LEADER
 from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
@@ -60,13 +60,6 @@ CHUNK_BYTES = 64 * 1024
 BEFORE_ALL: MessageId = bytes(MESSAGE_ID_BYTES)
 """An id below the ids of all messages. No message has it."""
 _KEEP_ALIVE = b": keep-alive\n\n"
-
-
-class EventPage(Protocol):
-    """The page that a poll found."""
-
-    def messages(self) -> AsyncIterator[Sequence[ShownMessage]]:
-        """Yield the messages."""
 
 
 PollNext = Callable[[Request, Poll, float], Awaitable[EventPage | None]]

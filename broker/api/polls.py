@@ -1,4 +1,18 @@
-"""Polls: read messages as a consumer.
+"""Polls: read messages as a consumer, at the topic's leader, or else in storage. A waiting poll follows the leader.
+
+A poll waits at the leader, whose commits wake it. While it waits, leadership may move::
+
+    wait at the leader ──messages──▶ answer
+        ▲     ├─ 421, or Broker-Moved: it drains, or another leads ──┐
+        │     └─ no answer: cut, silent, refused                     │
+        │               ▼                                            ▼
+        │        storage here, a second at most            wait for the remaining time
+        └──────────────┴──────────────────◀──────────────────────────┘
+
+No message is lost or repeated by a move: a poll that ends early is empty, and the next poll asks from the same place.
+
+To ask another node, this node needs the poll's body. A poll that waits here keeps a small body. It drops a large
+body, and then ends early if leadership moves.
 
 A reply is a stream of whole Avro blocks with a zero at the end. If the zero is missing, the consumer knows that the
 answer was cut off. In this way the node reports a failure after the status line.
@@ -6,34 +20,57 @@ answer was cut off. In this way the node reports a failure after the status line
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from broker.api import body_reader, plainjson
 from broker.api.abandonment import unless_abandoned
 from broker.api.asked import BodyType, body_type, in_generation
 from broker.api.message_list import ItemForm, JsonList
 from broker.api.own_service import AnyService
-from broker.errors import BadRequest
-from broker.http.budget import BudgetKind
-from broker.http.reply import ChunkedReply, Headers, Piece, Reply
+from broker.api.routed import Routed
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    NotLeader,
+    Overloaded,
+    TopicNotFound,
+    TopicRecreated,
+    Unavailable,
+    UnavailableError,
+)
+from broker.http.budget import BudgetKind, Hold
+from broker.http.reply import Answer, ChunkedReply, Headers, Piece, Reply
 from broker.http.request import Request
-from broker.model import Poll, ShownMessage, Snapshot
+from broker.model import Message, Poll, ShownMessage, Snapshot
 from broker.moments import span_s
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES
+from broker.operations.operation import RepeatEffect
 from broker.operations.parameters import COMMITTED, WAIT
+from broker.places import GENERATION_HEADER
+from broker.routing import nodeheaders
 from broker.routing.forwarder import READING_S
+from broker.routing.nodeheaders import Repeat
+from broker.routing.routed_calls import MOVED, Call, Relayed
 from broker.slices import Slice
 from broker.topics.overdue import in_time
 from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
 from broker.topics.topics import Topics
-from broker.wire import avro, avrojson
+from broker.topics.waiting_polls import counted
+from broker.wire import avro, avrojson, messages
 from broker.wire.blocks import END
 
 BLOCKED_BY = "Broker-Blocked-By"
+AGAIN_S: Final = 0.02
+"""The pause before this node repeats a poll that ended early."""
+ANYWHERE_S: Final = 1.0
+"""How long a poll waits on storage before this node looks for a leader again."""
+KEPT_BODY_BYTES_MAX: Final = 4 * 1024
+"""The largest body that a poll keeps while it waits here. 10,000 such bodies take 40 MB, which the budget counts."""
 WHOLE_BYTES_MAX = 16 * 1024
 """A reply of at most so many bytes is joined and sent at once. Joining a larger one costs more than a stream: for
 each copy, the process gets memory from the system and gives it back.
@@ -44,8 +81,6 @@ _POLLS: Final = {
     BodyType.AVRO_JSON: avrojson.poll_steps,
     BodyType.JSON: plainjson.poll_steps,
 }
-
-
 _PLAIN_JSON: Final = ItemForm(plainjson.encode_items, plainjson.item_in_pieces)
 _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
@@ -61,14 +96,42 @@ class PollRequest(NamedTuple):
     committed: bool = False
 
 
-class Polling:
-    """Reads polls, and answers them on this node."""
+class EventPage(Protocol):
+    """The page that a poll found for an event stream."""
 
-    def __init__(self, topics: Topics, service: AnyService, *, wait_max_s: float) -> None:
-        """Keep the topics, and the service that gives snapshots. ``wait_max_s`` bounds how long a poll may wait."""
+    def messages(self) -> AsyncIterator[Sequence[ShownMessage]]:
+        """Yield the messages."""
+
+
+class _Polled(NamedTuple):
+    """An answer. ``is_final`` is false if it is useful to ask again while time is left."""
+
+    answer: Answer
+    is_final: bool
+
+
+class Polling:
+    """The handler of polls."""
+
+    def __init__(
+        self, topics: Topics, routed: Routed, service: AnyService, *, wait_max_s: float
+    ) -> None:
+        """Keep the topics, the way to their leaders, and the service that gives snapshots.
+
+        ``wait_max_s`` bounds how long a poll may wait.
+        """
         self._topics = topics
+        self._routed = routed
+        self._routing = routed.routing
         self._service = service
         self._wait_max_s = wait_max_s
+
+    async def poll(self, request: Request) -> Answer:
+        """Answer messages, at once or as soon as this consumer may see some."""
+        asked = await self.asked(request)
+        if nodeheaders.are_there(request.headers):
+            return await self._received(request, asked)
+        return await self._routed_poll(request, asked)
 
     async def asked(self, request: Request) -> PollRequest:
         """Decode a request's poll. Raises BadRequest, BodyTooLarge."""
@@ -83,14 +146,121 @@ class Polling:
             raise BadRequest("committed: give it, or a snapshot in the body, but not both.")
         return PollRequest(kind, poll, wait_s, whole, committed)
 
-    async def within(self, request: Request, poll: Poll, wait_s: float) -> PollStream | None:
-        """Poll for the request of an event stream, which has no deadline; see ``read``."""
-        request = copy(request)
-        request.deadline = None
+    async def within(self, request: Request, poll: Poll, wait_s: float) -> EventPage | None:
+        """Poll for the request of an event stream.
+
+        Raises:
+            TopicNotFound, TopicRecreated: the topic was deleted.
+            BrokerError: neither the leader nor storage answers.
+        """
         asked = PollRequest(
             BodyType.AVRO, poll, wait_s, whole=True, committed=committed_in(request)
         )
-        return await self.read(request, asked, wait_s)
+        if self._routing.place(request.topic).here:
+            here = copy(request)
+            here.deadline = None  # A stream has none.
+            # The page's memory is that of storage or of the cache: no copy.
+            with suppress(NotLeader):
+                return await self.read(here, asked, wait_s)
+        headers = {"Content-Type": AVRO, "Accept": MESSAGES}
+        if poll.generation is not None:
+            headers[GENERATION_HEADER] = str(poll.generation)
+        body = avro.encode_poll(poll)
+        path = request.path.removesuffix("/").removesuffix("/events") + "/poll"
+        asking = Request(
+            "POST",
+            path,
+            "",
+            headers,
+            body,
+            identifier=request.id,
+            names=request.names,
+            abandoned=request.abandoned,
+            hold=request.hold,
+        )
+        answer = await self._routed_poll(asking, asked)
+        if answer.status != 200:
+            raise _error_of(answer)
+        return RoutedPage(answer, request.hold)
+
+    async def _routed_poll(self, request: Request, asked: PollRequest) -> Answer:
+        clock = self._routing.clock
+        until = clock.monotonic() + asked.wait_s
+        while True:
+            polled = await self._once(request, asked, until)
+            over = clock.monotonic() >= until or request.abandoned().done()
+            if polled.is_final or over:
+                return polled.answer
+            await clock.sleep(min(AGAIN_S, asked.wait_s))
+
+    async def _once(self, request: Request, asked: PollRequest, until: float) -> _Polled:
+        """Ask the current leader once, and wait there."""
+        if self._routing.place(request.topic).here:
+            if self._routed.is_alone or (
+                asked.wait_s > 0 and len(request.body) > KEPT_BODY_BYTES_MAX
+            ):
+                request.let_go_of_body()
+            try:
+                return await self._here(request, asked, until)
+            except NotLeader:
+                # The topic moved away while the poll waited.
+                if not request.body:
+                    return _Polled(answer_of(None, asked), is_final=True)
+        waits = self._left_s(until) > 0
+        answering = self._routing.answer(
+            self._call(request, asked, until),
+            lambda repeat: self._local(repeat, request, asked, until),
+        )
+        with counted(request.hold) if waits else nullcontext():
+            answer = await unless_abandoned(answering, request.abandoned())
+        if answer is None:
+            return _Polled(answer_of(None, asked), is_final=True)
+        if isinstance(answer, Relayed):
+            passed = self._routed.passed_back("poll", answer)
+            return _Polled(passed, is_final=not waits or not answer.has_moved)
+        return answer
+
+    def _left_s(self, until: float) -> float:
+        return max(until - self._routing.clock.monotonic(), 0.0)
+
+    def _call(self, request: Request, asked: PollRequest, until: float) -> Call:
+        call = self._routed.call("poll", RepeatEffect.POLL, request)
+        deadline = call.deadline
+        if asked.wait_s > 0:
+            # A poll may wait longer than the deadline of a publish.
+            deadline = max(deadline, until + READING_S)
+        # Each attempt states the remaining wait itself.
+        target = f"{request.path}?{COMMITTED.name}=true" if asked.committed else request.path
+        return call._replace(target=target, waits_until=until, deadline=deadline)
+
+    async def _local(
+        self, _: Repeat | None, request: Request, asked: PollRequest, until: float
+    ) -> _Polled:
+        """Answer on this node: the topic moved here meanwhile, or no other node answers."""
+        if self._routing.place(request.topic).here:
+            return await self._here(request, asked, until)
+        wait_s = min(self._left_s(until), ANYWHERE_S)
+        stream = await self.read(request, asked, wait_s, anywhere=True)
+        is_final = stream is None or not stream.empty or stream.blocked_by is not None
+        return _Polled(answer_of(stream, asked), is_final)
+
+    async def _here(self, request: Request, asked: PollRequest, until: float) -> _Polled:
+        stream = await self.read(request, asked, self._left_s(until))
+        told = self._routed.told(request.topic, answer_of(stream, asked))
+        return _Polled(told, is_final=True)
+
+    async def _received(self, request: Request, asked: PollRequest) -> Answer:
+        """Answer another node's poll. If the poll ends because this node drains, the answer says so."""
+        request.let_go_of_body()
+
+        async def handler(_: Request) -> Answer:
+            stream = await self.read(request, asked, asked.wait_s)
+            answer = answer_of(stream, asked)
+            if stream is None:
+                answer.headers = (*answer.headers, (MOVED, "true"))
+            return answer
+
+        return await self._routed.received(RepeatEffect.POLL, handler, request)
 
     async def read(
         self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool = False
@@ -142,7 +312,7 @@ def committed_in(request: Request) -> bool:
     return bool(request.query_string) and COMMITTED.of(request.query) == "true"
 
 
-def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:
+def answer_of(stream: PollStream | None, asked: PollRequest) -> Answer:
     """Return the answer with these messages. None makes an empty answer."""
     kind, whole = asked.kind, asked.whole
     headers: Headers = ()
@@ -183,3 +353,47 @@ async def _json_chunks(
                     yield piece
                 await mine.go_on()
     yield out.end()
+
+
+class RoutedPage:
+    """The messages that an event stream's poll found."""
+
+    def __init__(self, answer: Answer, hold: Hold) -> None:
+        """Keep an answer to a poll, in Avro with attributes; ``hold`` is the stream's request's."""
+        self._answer = answer
+        self._hold = hold
+
+    async def messages(self) -> AsyncIterator[list[Message]]:
+        """Yield the messages. An answer that is cut off ends after its last whole message.
+
+        The hold counts the bytes that were read and not yielded yet, or not taken by the reader. Raises Overloaded.
+        """
+        decoder, counted = messages.PagesDecoder(), 0
+        if isinstance(self._answer, Reply):
+            yield decoder.feed(self._answer.body)
+            return
+        try:
+            async for chunk in self._answer.chunks:
+                self._hold.take(BudgetKind.REPLY_BYTES, len(chunk))
+                counted += len(chunk)
+                if found := decoder.feed(bytes(chunk)):
+                    yield found
+                    del found
+                    self._hold.give(BudgetKind.REPLY_BYTES, counted)
+                    counted = 0
+        except Overloaded:
+            raise
+        except UnavailableError:
+            return
+        finally:
+            self._hold.give(BudgetKind.REPLY_BYTES, counted)
+            await self._answer.chunks.aclose()
+
+
+def _error_of(answer: Answer) -> BrokerError:
+    code = dict(answer.headers).get("Broker-Error", "")
+    text = answer.body.decode("utf-8", "replace") if isinstance(answer, Reply) else ""
+    for gone in (TopicNotFound, TopicRecreated):
+        if code == gone.code:
+            return gone(text)
+    return Unavailable(f"The leader refused the poll: {code} {text[:200]}")

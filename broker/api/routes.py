@@ -22,7 +22,6 @@ from broker.api.polls import Polling
 from broker.api.prune import PruningApi
 from broker.api.publish import CheckPointer, Publishing, any_pointer
 from broker.api.routed import Routed
-from broker.api.routed_polls import RoutedPolls
 from broker.api.router import Handler, Route
 from broker.api.stages import Staging
 from broker.api.stats import Stats
@@ -149,7 +148,7 @@ def _of_topics(
     yield Stats(topics)
     yield BlockersApi(topics, service, topics.around.clock)
     yield CursorHandlers(topics)
-    polls = RoutedPolls(routed, Polling(topics, service, wait_max_s=limits.wait_max_s))
+    polls = Polling(topics, routed, service, wait_max_s=limits.wait_max_s)
     yield from (routed, polls, Events(topics, polls.within, routed.should_lead))
 
 

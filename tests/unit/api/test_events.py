@@ -8,8 +8,7 @@ from multidict import CIMultiDict
 
 from broker.api.events import Events
 from broker.api.own_service import OwnService
-from broker.api.polls import Polling
-from broker.api.routed_polls import RoutedPage
+from broker.api.polls import Polling, RoutedPage
 from broker.clock import SystemClock
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import EVERYTHING, HERE, Everything, TopicPlacement
@@ -27,7 +26,7 @@ from broker.wire import messages
 from broker.wire.blocks import END
 from broker.wire.varint import encode_bytes
 from tests.kit.http_cluster import TOPIC, HttpCluster, on_cluster
-from tests.kit.serving import Broker, topic_path
+from tests.kit.serving import Broker, alone, topic_path
 
 EVENTS = topic_path("t", "events")
 TEXT = {"Content-Type": "text/plain"}
@@ -260,7 +259,12 @@ async def test_a_stream_ends_when_its_topic_is_deleted(broker: Broker) -> None:
 async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
-    polling = Polling(broker.topics, OwnService(broker.topics.around.clock), wait_max_s=60.0)
+    polling = Polling(
+        broker.topics,
+        alone(broker.topics, 30.0),
+        OwnService(broker.topics.around.clock),
+        wait_max_s=60.0,
+    )
     answer = await Events(broker.topics, polling.within, lambda _: None, keep_alive_s=0.01).events(
         request
     )

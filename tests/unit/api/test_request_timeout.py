@@ -12,7 +12,6 @@ import pytest
 from broker.api.own_service import OwnService
 from broker.api.polls import Polling
 from broker.api.routed import Routed
-from broker.api.routed_polls import RoutedPolls
 from broker.clock import SystemClock
 from broker.config.sections import Config, ServerConfig, TopicsConfig
 from broker.coordination.ports import NodeInfo
@@ -216,7 +215,7 @@ class Far:
         topics = self._topics(ME, tenure=elsewhere)
         receiving = Receiving("secret", self.clock)
         routed = Routed(routing, receiving, topics, deadline_s=DEADLINE_S)
-        self.polls = RoutedPolls(routed, Polling(topics, OwnService(self.clock), wait_max_s=60.0))
+        self.polls = Polling(topics, routed, OwnService(self.clock), wait_max_s=60.0)
 
     def _topics(self, node: NodeInfo, **tenure: Any) -> Topics:
         around = Surroundings(
