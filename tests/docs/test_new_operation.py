@@ -23,7 +23,7 @@ def defined(code: str, module: ModuleType) -> Any:
     names: dict[str, Any] = dict(vars(module))
     before = set(names)
     exec(code, names)
-    (new,) = [value for name, value in names.items() if name not in before]
+    *_, new = [value for name, value in names.items() if name not in before]
     return new
 
 
