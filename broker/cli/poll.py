@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from broker.cli import cursorfile, output
 from broker.cli import message_options as reading
+from broker.cli import output
+from broker.cli import small_files as files
 from broker.cli.broker_calls import BrokerCall, to_broker
 from broker.cli.message_options import (
     LineLayout,
@@ -193,22 +194,20 @@ class _Bookmark(NamedTuple):
     """The cursor file of a tail: the log it belongs to, and the cursor found in it at the start."""
 
     file: Path
-    log: cursorfile.CursorLog
-    found: cursorfile.FileCursor | None
+    log: files.CursorLog
+    found: files.FileCursor | None
 
     def keep(self, message: Message) -> None:
         """Store that a message was handled. Raises OSError."""
-        cursorfile.save(self.file, self.log, message.id)
+        files.save_cursor(self.file, self.log, message.id)
 
 
 def _bookmark(client: SyncClient, topic: TopicId, file: Path) -> _Bookmark:
     """Read a cursor file. Raises click.ClickException if it belongs to another topic or broker."""
-    log = cursorfile.CursorLog(
-        "/".join(topic), client.topic(topic).generation, client.settings.urls
-    )
-    found = cursorfile.load(file)
+    log = files.CursorLog("/".join(topic), client.topic(topic).generation, client.settings.urls)
+    found = files.load_cursor(file)
     if found is not None:
-        cursorfile.check(file, found.log, log)
+        files.check_log(file, found.log, log)
     return _Bookmark(file, log, found)
 
 

@@ -20,11 +20,9 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from broker.cli import cursorfile
 from broker.cli import small_files as files
-from broker.cli.cursorfile import CursorLog
 from broker.cli.output import write_line
-from broker.cli.small_files import writing
+from broker.cli.small_files import CursorLog, writing
 from broker.cli.transfer.file_records import Contents, messages_bar, size_of
 from broker.cli.transfer.formats import Format
 from broker.client import SyncClient, TailOptions
@@ -111,12 +109,12 @@ class Export:
         """Return the state of an earlier process. Raises click.ClickException."""
         wanted = self._wanted
         try:
-            of = cursorfile.log_of(found)
+            of = files.log_of(found)
             stored = {name: found[name] for name in wanted.asked}
             _check_values(found)
         except (KeyError, TypeError, ValueError, BadRequest) as error:
             raise files.damaged(wanted.state, wanted.part) from error
-        cursorfile.check(wanted.state, of, log)
+        files.check_log(wanted.state, of, log)
         if stored != wanted.asked:
             raise click.ClickException(
                 f"{wanted.state} belongs to another export: {_differences(stored, wanted.asked)}. Repeat that export's "

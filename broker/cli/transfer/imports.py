@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from broker.cli import cursorfile
 from broker.cli import small_files as files
-from broker.cli.cursorfile import CursorLog
 from broker.cli.problems import DoneInPart
+from broker.cli.small_files import CursorLog
 from broker.cli.transfer.exports import manifest_of
 from broker.cli.transfer.file_records import Contents, messages_bar, size_of
 from broker.cli.transfer.formats import Format
@@ -131,11 +130,11 @@ class Import:
         """Return the producer of an earlier process, and how many chunks it has done. Raises click.ClickException."""
         file = self._given.state
         try:
-            of, contents = cursorfile.log_of(found), Contents.of(found)
+            of, contents = files.log_of(found), Contents.of(found)
             producer, done = found["producer"], found["chunks"]
         except (KeyError, TypeError, ValueError) as error:
             raise files.damaged(file) from error
-        cursorfile.check(file, of, log)
+        files.check_log(file, of, log)
         if contents != self._contents:
             raise click.ClickException(
                 f"{file} belongs to an import of another file. Remove it to start again."

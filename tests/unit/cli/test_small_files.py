@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from broker.cli import cursorfile as cursor
-from broker.cli.cursorfile import CursorLog, FileCursor
+from broker.cli import small_files as files
+from broker.cli.small_files import CursorLog, FileCursor
 
 HERE = CursorLog("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
 ID = bytes(range(20))
@@ -15,15 +15,15 @@ ID = bytes(range(20))
 
 def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
     file = tmp_path / "states.cursor"
-    assert cursor.load(file) is None
-    cursor.save(file, HERE, ID)
+    assert files.load_cursor(file) is None
+    files.save_cursor(file, HERE, ID)
     assert json.loads(file.read_text()) == {
         "topic": "jobs/states",
         "generation": 2,
         "brokers": ["http://127.0.0.1:8080", "http://b:8080"],
         "after": ID.hex(),
     }
-    assert cursor.load(file) == FileCursor(HERE, ID)
+    assert files.load_cursor(file) == FileCursor(HERE, ID)
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -37,7 +37,7 @@ def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
     ],
 )
 def test_one_address_in_common_is_the_same_broker(tmp_path, log):
-    cursor.check(tmp_path, HERE, log)
+    files.check_log(tmp_path, HERE, log)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_one_address_in_common_is_the_same_broker(tmp_path, log):
 def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, said):
     file = tmp_path / "states.cursor"
     with pytest.raises(click.ClickException) as refused:
-        cursor.check(file, HERE, log)
+        files.check_log(file, HERE, log)
     assert said in refused.value.message
     assert str(file) in refused.value.message
 
 
 def test_an_endless_file_is_no_cursor():
     with pytest.raises(click.ClickException, match="/dev/zero is not a cursor file"):
-        cursor.load(Path("/dev/zero"))
+        files.load_cursor(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_file_that_is_no_cursor_is_refused(tmp_path, content):
     file = tmp_path / "states.cursor"
     file.write_bytes(content)
     with pytest.raises(click.ClickException, match="not a cursor file"):
-        cursor.load(file)
+        files.load_cursor(file)
 
 
 def test_a_full_disk_is_that_of_the_cursor_file(tmp_path, monkeypatch):
@@ -94,4 +94,4 @@ def test_a_full_disk_is_that_of_the_cursor_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=str(tmp_path / "c")):
-        cursor.save(tmp_path / "c", HERE, ID)
+        files.save_cursor(tmp_path / "c", HERE, ID)
