@@ -19,7 +19,7 @@ from broker.operations.parameters import BLOCKER_LIMIT
 from broker.operations.replies import Blockers, FirstMessage
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.topics.topics import Topics
-from broker.wire.transaction import transaction_steps
+from broker.wire.transaction import decode_transaction
 
 LISTED_MAX: Final = 10_000
 
@@ -64,8 +64,7 @@ class BlockersApi:
             if text is not None:
                 raise BadRequest("transaction: give it, or a snapshot in the body, but not both.")
             if media_type(request.headers) == THRIFT:
-                steps = transaction_steps(request.body, take=body_reader.counting(request))
-                return await body_reader.read(request, steps), "request"
+                return await body_reader.read(request, decode_transaction), "request"
             return await body_reader.read_snapshot(request), "request"
         if text is None:
             return await self._service.snapshot(request.deadline), "now"

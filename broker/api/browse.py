@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Final
 
 import orjson
@@ -19,7 +19,6 @@ from broker.moments import rfc3339, rfc3339_or_none
 from broker.operations.media_types import JSON
 from broker.operations.parameters import BROWSE_LIMIT, ORDER, PAYLOAD
 from broker.places import Place
-from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
 from broker.topics.topics import Topics
 from broker.wire import attributes
@@ -65,7 +64,7 @@ class Browsing:
             return ChunkedReply(
                 _chunks(page, out, request.hold), JSON, in_generation(page.generation)
             )
-        messages = b"".join([*out.pieces(page.entries), out.end()])
+        messages = b"".join([each async for each in out.pieces(page.entries)]) + out.end()
         return Reply(200, _OPENING + messages + _end(page), JSON, in_generation(page.generation))
 
 
@@ -73,16 +72,14 @@ async def _chunks(
     page: EntryPage, out: JsonList[BrowseEntry], hold: Hold
 ) -> AsyncGenerator[Piece, None]:
     """Yield a page in pieces, some messages at a time. Give back the budget of the messages already sent."""
-    entries, mine = page.entries[::-1], Slice()
+    entries = page.entries[::-1]
     page.entries.clear()
     yield _OPENING
     while entries:
         some = entries[: -MESSAGES_AT_ONCE - 1 : -1]
         del entries[-MESSAGES_AT_ONCE:]
-        for piece in out.pieces(some):
-            if piece:
-                yield piece
-            await mine.go_on()
+        async for piece in out.pieces(some):
+            yield piece
         hold.give(BudgetKind.REPLY_BYTES, _bytes_of(some))
     yield out.end() + _end(page)
 
@@ -118,7 +115,7 @@ def _entry_fields(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
     return {**_fields_before(entry), **told, **_fields_behind(entry)}
 
 
-def _in_pieces(entry: BrowseEntry) -> Iterator[bytes]:
+def _in_pieces(entry: BrowseEntry) -> AsyncIterator[bytes]:
     assert entry.payload is not None, "only large payloads are shown in pieces"
     return in_pieces(
         _fields_before(entry), entry.payload, {"truncated": False, **_fields_behind(entry)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Final
 
 from broker.api.arrow import ArrowMaker, ArrowStream
@@ -17,9 +18,9 @@ from broker.api.polls import blocked_by
 from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece
 from broker.http.request import Request
+from broker.long_work import heavy
 from broker.model import Snapshot
 from broker.operations.media_types import ARROW
-from broker.slices import Slice
 from broker.topics.pages import PollPage, cut
 from broker.topics.streams import RowStream
 from broker.topics.topics import Topics
@@ -56,21 +57,20 @@ class BulkReading:
             request.topic, first, last, snapshot, request.hold, generation=request.generation
         )
         headers = (*in_generation(rows.generation), *blocked_by(rows.blocked_by))
-        return ChunkedReply(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
+        pieces = _pieces(self._maker.stream(), rows, request.hold.caller)
+        return ChunkedReply(pieces, ARROW, headers, compressible=False)
 
 
-async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece, None]:
-    mine = Slice()
+async def _pieces(stream: ArrowStream, rows: RowStream, caller: str) -> AsyncGenerator[Piece, None]:
     while (page := await rows.next()) is not None:
         if _takes_long(page):
-            pieces = await asyncio.to_thread(stream.batch, page)
+            pieces = await heavy(caller, partial(stream.batch, page))
         else:
             pieces = stream.batch(page)
         del page  # Free the memory of each piece as soon as a slow reader has taken it.
         while pieces:
             for piece in cut(pieces.pop(0)):
                 yield piece
-        await mine.go_on()
     yield stream.end()
 
 

@@ -27,7 +27,7 @@ node has no room for its next large page. An id of an earlier generation of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -46,7 +46,6 @@ from broker.model import MESSAGE_ID_BYTES, MessageId, Poll, ShownMessage, TopicI
 from broker.operations.media_types import EVENTS
 from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
-from broker.slices import Slice
 from broker.topics.browse import BrowseQuery
 from broker.topics.topics import Topics
 from broker.wire.avrojson import PART_BYTES
@@ -119,7 +118,7 @@ class Events:
     async def _chunks(
         self, request: Request, poll: Poll, leader: LeaderSeen | None
     ) -> AsyncGenerator[bytes, None]:
-        abandoned, mine = request.abandoned(), Slice()
+        abandoned = request.abandoned()
         comments = _Comments(leader, self._clock, self._keep_alive_s)
         yield _opening(request.topic, poll)
         while not abandoned.done():
@@ -128,12 +127,10 @@ class Events:
                 return
             before = poll
             async for messages in page.messages():
-                for chunk, is_whole in _event_chunks(messages, poll.generation):
-                    if chunk:
-                        yield chunk
+                async for chunk, is_whole in _event_chunks(messages, poll.generation):
+                    yield chunk
                     if is_whole and abandoned.done():
                         return
-                    await mine.go_on()
                 if messages:
                     poll = replace(poll, start=messages[-1].id, inclusive=False)
             silent = poll is before
@@ -178,13 +175,12 @@ class _Comments:
         return comment
 
 
-def _event_chunks(
+async def _event_chunks(
     messages: Sequence[ShownMessage], generation: int | None
-) -> Iterator[tuple[bytes, bool]]:
+) -> AsyncIterator[tuple[bytes, bool]]:
     """Yield chunks, each with True if an event ends there.
 
-    Small events are joined up to about CHUNK_BYTES. A large event is split into parts. An empty chunk marks a step
-    at which other work may go on.
+    Small events are joined up to about CHUNK_BYTES. A large event is split into parts.
     """
     chunk = bytearray()
     for message in messages:
@@ -193,7 +189,11 @@ def _event_chunks(
             yield bytes(chunk), True
             chunk.clear()
         if is_large:
-            yield from _large_event(message, generation)
+            yield _event_head(message, generation), False
+            beside = shown_beside(message.key, message.headers)
+            async for piece in in_pieces(_place_fields(message), message.payload, beside):
+                yield piece, False
+            yield b"\n\n", True
         else:
             chunk += _event(message, generation)
     if chunk:
@@ -211,14 +211,6 @@ def _event(message: ShownMessage, generation: int | None) -> bytes:
         }
     )
     return _event_head(message, generation) + data + b"\n\n"
-
-
-def _large_event(message: ShownMessage, generation: int | None) -> Iterator[tuple[bytes, bool]]:
-    yield _event_head(message, generation), False
-    beside = shown_beside(message.key, message.headers)
-    for piece in in_pieces(_place_fields(message), message.payload, beside):
-        yield piece, False
-    yield b"\n\n", True
 
 
 def _event_head(message: ShownMessage, generation: int | None) -> bytes:

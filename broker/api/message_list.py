@@ -10,7 +10,7 @@ messages::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from broker.wire.avrojson import PART_BYTES
@@ -32,12 +32,11 @@ Item = TypeVar("Item", bound=HasPayload)
 class ItemForm(NamedTuple, Generic[Item]):
     """How to encode the messages of a list.
 
-    ``together`` encodes several messages, with commas between them. ``apart`` encodes one message in pieces. An
-    empty piece marks a step at which other work may go on.
+    ``together`` encodes several messages, with commas between them. ``apart`` encodes one message in pieces.
     """
 
     together: Callable[[Sequence[Item]], bytes]
-    apart: Callable[[Item], Iterator[bytes]]
+    apart: Callable[[Item], AsyncIterator[bytes]]
 
 
 class JsonList(Generic[Item]):
@@ -48,27 +47,29 @@ class JsonList(Generic[Item]):
         self._form = form
         self._before = b"["
 
-    def pieces(self, messages: Sequence[Item]) -> Iterator[bytes]:
-        """Yield the pieces of more messages. An empty piece marks a step at which other work may go on."""
+    async def pieces(self, messages: Sequence[Item]) -> AsyncIterator[bytes]:
+        """Yield the pieces of more messages."""
         first = size = 0
         for place, message in enumerate(messages):
             size += len(message.payload or b"")
             if size > PART_BYTES or place - first == MESSAGES_AT_ONCE:
-                yield from self._together(messages[first:place])
+                if first < place:
+                    yield self._together(messages[first:place])
                 first, size = place, len(message.payload or b"")
                 if size > PART_BYTES:
                     yield self._separator()
-                    yield from self._form.apart(message)
+                    async for piece in self._form.apart(message):
+                        yield piece
                     first, size = place + 1, 0
-        yield from self._together(messages[first:])
+        if first < len(messages):
+            yield self._together(messages[first:])
 
     def end(self) -> bytes:
         """Return the end of the list."""
         return b"[]" if self._before == b"[" else b"]"
 
-    def _together(self, messages: Sequence[Item]) -> Iterator[bytes]:
-        if messages:
-            yield self._separator() + self._form.together(messages)
+    def _together(self, messages: Sequence[Item]) -> bytes:
+        return self._separator() + self._form.together(messages)
 
     def _separator(self) -> bytes:
         before, self._before = self._before, b","

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
 
+from broker.long_work import aside
 from broker.wire.avrojson import PART_BYTES
 
 
@@ -37,20 +39,15 @@ def shown(payload: bytes | memoryview, bytes_max: int | None = None) -> ShownPay
     return ShownPayload("text", text, truncated)
 
 
-def in_pieces(
+async def in_pieces(
     before: Mapping[str, Any], payload: bytes | memoryview, after: Mapping[str, Any]
-) -> Iterator[bytes]:
+) -> AsyncIterator[bytes]:
     """Yield a JSON object in pieces: the fields ``before``, then ``encoding`` and ``payload``, then ``after``.
 
-    ``encoding`` and ``payload`` are as ``shown`` makes them. Each step takes a part of the payload. The empty pieces
-    are the steps that check whether the payload is text. ``after`` must have at least one field.
+    ``encoding`` and ``payload`` are as ``shown`` makes them. Each piece has a part of the payload. ``after`` must have at
+    least one field.
     """
-    encoding = "text"
-    try:
-        for _ in _decoded(payload):
-            yield b""
-    except UnicodeDecodeError:
-        encoding = "base64"
+    encoding = "text" if await aside(partial(_is_text, payload)) else "base64"
     yield orjson.dumps({**before, "encoding": encoding})[:-1] + b',"payload":"'
     if encoding == "text":
         for text in _decoded(payload):
@@ -59,6 +56,15 @@ def in_pieces(
         for at in range(0, len(payload), PART_BYTES):
             yield base64.b64encode(payload[at : at + PART_BYTES])
     yield b'",' + orjson.dumps(after)[1:]
+
+
+def _is_text(payload: bytes | memoryview) -> bool:
+    try:
+        for _ in _decoded(payload):
+            pass
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decoded(payload: bytes | memoryview) -> Iterator[str]:

@@ -21,7 +21,7 @@ BadRequest, whose message begins with the place of the error, like ``messages[3]
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -50,13 +50,12 @@ from broker.operations.sent import MessageSent, MessagesSent, PollRequest, Rollb
 from broker.operations.shapes import fields_of
 from broker.places import Place
 from broker.topics.settings import PublishedIds
-from broker.wire import attributes, avrojson
+from broker.wire import Take, attributes, avrojson, free
 from broker.wire.json_numbers import read_long
 from broker.wire.json_values import encode_json
 from broker.wire.jsonlist import read_list
-from broker.wire.jsontext import parse_steps
-from broker.wire.read_steps import Steps, Take, free
-from broker.wire.snapshotjson import snapshot_steps
+from broker.wire.jsontext import parse
+from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.varint import INT_MAX
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024
@@ -72,12 +71,10 @@ _A_VALUE = 'text, or {"base64": "…"}'
 # --- Publishing -----------------------------------------------------------------------------------
 
 
-def publish_request_steps(
-    body: bytes, *, messages_max: int, take: Take = free
-) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store, in steps. Raises BadRequest, BodyTooLarge, TooManyMessages."""
+def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free) -> PublishRequest:
+    """Read the body of a publish or a store. Raises BadRequest, BodyTooLarge, TooManyMessages."""
     read = _Messages(messages_max, take)
-    value = yield from read_list(body, "messages", read.add, _check_name)
+    value = read_list(body, "messages", read.add, _check_name)
     pointer = None
     if isinstance(value, list):
         pass
@@ -308,24 +305,22 @@ def _row(name: str, text: str) -> RowId:
 # --- Polling --------------------------------------------------------------------------------------
 
 
-def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll, in steps. ``take`` counts the snapshot's pointers. Raises BadRequest, BodyTooLarge."""
-    value = yield from parse_steps(body)
-    yield
-    sent: PollRequest = asked.checked(value, PollRequest)
+def decode_poll(body: bytes, *, take: Take = free) -> Poll:
+    """Read the body of a poll. ``take`` counts the snapshot's pointers. Raises BadRequest, BodyTooLarge."""
+    sent: PollRequest = asked.checked(parse(body), PollRequest)
     limit = sent.get("limit")
     if limit is not None and avrojson.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")
     place, snapshot = _start(sent.get("start")), None
     if (given := sent.get("snapshot")) is not None:
-        snapshot = yield from _snapshot(given, take)
+        snapshot = _snapshot(given, take)
     start, generation = place if isinstance(place, Place) else (place, None)
     return Poll(start, sent.get("inclusive", True), limit, snapshot, generation)
 
 
-def _snapshot(value: object, take: Take) -> Steps[Snapshot]:
+def _snapshot(value: object, take: Take) -> Snapshot:
     try:
-        return (yield from snapshot_steps(value, take=take))
+        return decode_snapshot(value, take=take)
     except BadRequest as error:
         raise BadRequest(f"snapshot: {error.message.removeprefix('snapshot: ')}") from error
 
@@ -349,8 +344,8 @@ def encode_items(messages: Iterable[ShownMessage]) -> bytes:
     return orjson.dumps([_item(message) for message in messages])[1:-1]
 
 
-def item_in_pieces(message: ShownMessage) -> Iterator[bytes]:
-    """Yield one message as the same JSON object, part by part. An empty piece marks a step."""
+def item_in_pieces(message: ShownMessage) -> AsyncIterator[bytes]:
+    """Yield one message as the same JSON object, part by part."""
     beside = shown_beside(message.key, message.headers)
     return in_pieces(_place(message), message.payload, beside)
 

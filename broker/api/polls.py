@@ -55,7 +55,6 @@ from broker.routing import nodeheaders
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.routed_calls import MOVED, Call, Relayed
-from broker.slices import Slice
 from broker.topics.overdue import in_time
 from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
@@ -77,9 +76,9 @@ each copy, the process gets memory from the system and gives it back.
 """
 
 _POLLS: Final = {
-    BodyType.AVRO: avro.poll_steps,
-    BodyType.AVRO_JSON: avrojson.poll_steps,
-    BodyType.JSON: plainjson.poll_steps,
+    BodyType.AVRO: avro.decode_poll,
+    BodyType.AVRO_JSON: avrojson.decode_poll,
+    BodyType.JSON: plainjson.decode_poll,
 }
 _PLAIN_JSON: Final = ItemForm(plainjson.encode_items, plainjson.item_in_pieces)
 _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
@@ -138,8 +137,7 @@ class Polling:
         kind = body_type(request.headers)
         whole = request.headers.get("Accept") == MESSAGES
         wait_s, committed = self._wait_s(request), committed_in(request)
-        steps = _POLLS[kind](request.body, take=body_reader.counting(request))
-        poll = await body_reader.read(request, steps)
+        poll = await body_reader.read(request, _POLLS[kind])
         if poll.generation is None and request.generation is not None:
             poll = replace(poll, generation=request.generation)
         if committed and poll.snapshot is not None:
@@ -345,13 +343,11 @@ async def _avro_chunks(stream: PollStream, form: Form) -> AsyncGenerator[Piece, 
 async def _json_chunks(
     stream: PollStream | None, form: ItemForm[ShownMessage]
 ) -> AsyncGenerator[Piece, None]:
-    out, mine = JsonList(form), Slice()
+    out = JsonList(form)
     if stream is not None:
         async for messages in stream.messages():
-            for piece in out.pieces(messages):
-                if piece:
-                    yield piece
-                await mine.go_on()
+            async for piece in out.pieces(messages):
+                yield piece
     yield out.end()
 
 

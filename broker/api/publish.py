@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from broker.api import body_reader, plainjson
 from broker.api.asked import BodyType, body_type
@@ -77,10 +78,10 @@ _ROLLBACKS = {JSON: plainjson.decode_rollback, AVRO_JSON: avrojson.decode_publis
 """The decoder of a rollback, by content type. Any other body is read as Avro, as in the original."""
 _AVROS = (BodyType.AVRO, BodyType.MESSAGES)
 _PUBLISHES = {
-    BodyType.AVRO: avro.publish_request_steps,
-    BodyType.MESSAGES: messages.publish_request_steps,
-    BodyType.AVRO_JSON: avrojson.publish_request_steps,
-    BodyType.JSON: plainjson.publish_request_steps,
+    BodyType.AVRO: avro.decode_publish_request,
+    BodyType.MESSAGES: messages.decode_publish_request,
+    BodyType.AVRO_JSON: avrojson.decode_publish_request,
+    BodyType.JSON: plainjson.decode_publish_request,
 }
 
 
@@ -94,17 +95,16 @@ async def decoded(
         BrokerError: the budget has no room for so many messages.
     """
     body = request.body
-    if request.headers.get("Content-Type") == AVRO and len(body) <= body_reader.AT_ONCE_BYTES_MAX:
+    if request.headers.get("Content-Type") == AVRO and len(body) <= body_reader.UNCOUNTED_BYTES_MAX:
         return avro.decode_publish_request(body, messages_max=messages_max), BodyType.AVRO
     kind = body_type(request.headers, raw=raw, writes=True)
     if kind is BodyType.RAW:
         return PublishRequest(None, [body]), kind
-    if len(body) > body_reader.AT_ONCE_BYTES_MAX:
+    if len(body) > body_reader.UNCOUNTED_BYTES_MAX:
         # The messages, with their keys and headers, are copies of parts of the body, and live as long as the request.
         request.hold.take(BudgetKind.BODY_BYTES, len(body))
-    take = body_reader.counting(request)
-    steps = _PUBLISHES[kind](body, messages_max=messages_max, take=take)
-    return await body_reader.read(request, steps), kind
+    decode = partial(_PUBLISHES[kind], messages_max=messages_max)
+    return await body_reader.read(request, decode), kind
 
 
 def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:

@@ -11,23 +11,24 @@ from broker.api.asked import checked
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
+from broker.long_work import heavy
 from broker.model import POINTER_MAX, Snapshot
 from broker.operations.media_types import TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.parameters import TRANSACTION_LIMIT
 from broker.operations.replies import Invalidated, Nothing, Reset, Truncated
 from broker.operations.sent import ChangesSent, CommitSent, TransactionSent, TruncateSent
 from broker.operations.shapes import Shape
-from broker.slices import Slice, in_slices
 from broker.transactions.service import Transactions
+from broker.wire import Take
 from broker.wire.json_numbers import read_long
-from broker.wire.jsontext import parse_steps
-from broker.wire.read_steps import Steps, Take
-from broker.wire.snapshotjson import encode_steps
+from broker.wire.jsontext import parse
+from broker.wire.snapshotjson import encode_snapshot
 from broker.wire.transaction import encode_transaction
 
 NAME_EPOCH: Final = "Broker-Name-Epoch"
 """The header of a start under a name: the epoch of the program that owns the name."""
-_STEP_KEYS: Final = 1_000
+POINTERS_AT_ONCE_MAX: Final = 10_000
+"""A snapshot with so many pointers is written as JSON at once. That takes 2 ms."""
 
 
 class TransactionsApi:
@@ -63,8 +64,7 @@ class TransactionsApi:
     async def can_commit_transaction(self, request: Request) -> Answer:
         """Take the keys that a transaction changed, and answer whether it may commit."""
         transaction = transaction_of(request)
-        steps = _changes_steps(request.body, body_reader.counting(request))
-        changes = await body_reader.read(request, steps)
+        changes = await body_reader.read(request, _decode_changes)
         await self._service.can_commit(transaction, changes, request.deadline)
         return json_reply(Nothing())
 
@@ -129,21 +129,23 @@ class TransactionsApi:
 
 async def truncated(request: Request) -> tuple[list[int], int | None]:
     """Return the ids, or the moment in ms, of a request that truncates. Raises BadRequest, BodyTooLarge."""
-    sent: dict[str, Any] = await _sent(request, TruncateSent)
+    return await body_reader.read(request, _decode_truncated)
+
+
+def _decode_truncated(body: bytes, *, take: Take) -> tuple[list[int], int | None]:
+    sent: dict[str, Any] = _decode_fields(body, TruncateSent, take)
     if "before_ms" in sent:
         return [], _pointer("before_ms", sent["before_ms"])
-    ids, piece = [], Slice()
-    for each in sent["ids"]:
-        ids.append(_pointer("ids", each))
-        await piece.go_on()
-    return ids, None
+    return [_pointer("ids", each) for each in sent["ids"]], None
 
 
 async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     """Return a transaction in the form that the request accepts."""
     if _accepts(request, THRIFT):
         return Reply(200, encode_transaction(snapshot), THRIFT)
-    return json_reply(await in_slices(encode_steps(snapshot)))
+    if len(snapshot.invalids) + len(snapshot.in_progress) <= POINTERS_AT_ONCE_MAX:
+        return json_reply(encode_snapshot(snapshot))
+    return await heavy(request.hold.caller, lambda: json_reply(encode_snapshot(snapshot)))
 
 
 def _accepts(request: Request, content_type: str) -> bool:
@@ -166,28 +168,21 @@ def _pointer(name: str, value: object) -> int:
 
 async def _sent(request: Request, shape: Shape) -> Any:
     """Return the fields of a body of this shape; an empty body has none. Raises BadRequest, BodyTooLarge."""
-    value: object = {}
-    if request.body.strip():
-        steps = _counted_steps(request.body, body_reader.counting(request))
-        value = await body_reader.read(request, steps)
-    return checked(value, shape)
+    return await body_reader.read(request, lambda body, take: _decode_fields(body, shape, take))
 
 
-def _counted_steps(body: bytes, take: Take) -> Steps[object]:
+def _decode_fields(body: bytes, shape: Shape, take: Take) -> Any:
+    return checked(_counted(body, take) if body.strip() else {}, shape)
+
+
+def _counted(body: bytes, take: Take) -> object:
     take(body.count(b",") + 1)
-    return (yield from parse_steps(body))
+    return parse(body)
 
 
-def _changes_steps(body: bytes, take: Take) -> Steps[list[bytes]]:
-    value = yield from _counted_steps(body, take)
-    yield
-    sent: ChangesSent = checked(value, ChangesSent)
-    keys = []
-    for at, text in enumerate(sent["changes"]):
-        if at % _STEP_KEYS == 0:
-            yield
-        keys.append(_key(text))
-    return keys
+def _decode_changes(body: bytes, *, take: Take) -> list[bytes]:
+    sent: ChangesSent = checked(_counted(body, take), ChangesSent)
+    return [_key(text) for text in sent["changes"]]
 
 
 def _key(text: object) -> bytes:

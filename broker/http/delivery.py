@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from broker.http.budget import BudgetKind, Hold
 from broker.http.inflater import GZIP_WINDOW
 from broker.http.reply import CHUNKED, LAST_CHUNK, Answer, ChunkedReply, Piece, Reply
+from broker.long_work import Pace
 
 if TYPE_CHECKING:
     from broker.http.inbound import Connection
@@ -141,7 +142,7 @@ class Outgoing:
             headers = [CHUNKED] if self._takes_chunks else []
             await self._write(stream.head(*headers) + self._tail)
             return
-        first = await anext(stream.chunks, b"")
+        pace, first = Pace(), await anext(stream.chunks, b"")
         packer = None
         headers = [CHUNKED] if self._takes_chunks else []
         if stream.compressible and len(first) >= GZIP_BYTES_MIN and accepts_gzip(self._headers):
@@ -159,6 +160,7 @@ class Outgoing:
             # Only what was taken here: the maker of the stream counts what it holds itself.
             self._hold.give(BudgetKind.REPLY_BYTES, len(piece))
             head = b""
+            await pace.step()  # The pieces may all be ready.
         await self._write(head + (LAST_CHUNK if self._takes_chunks else b""))
 
     @property

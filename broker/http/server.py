@@ -34,7 +34,7 @@ from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
 from broker.http.inbound import Connection
 from broker.http.reply import error_reply
-from broker.slices import soon
+from broker.long_work import soon
 
 BACKLOG: Final = 1024
 TICK_S = 1.0

@@ -16,8 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
+from broker.long_work import Pace
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_after, row_before
-from broker.slices import Slice
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.columns import (
@@ -410,15 +410,15 @@ class LogReader:
         found: list[Entry] = []
         if not head.cells:
             return found
-        pauses, piece = self._resolver.pauses(), Slice()
+        pauses, pace = self._resolver.pauses(), Pace()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
-            await piece.go_on()
+            await pace.step()
             before = after
             for entry in entries_in(cells.cells, is_checked=self._is_checked):
                 found.append(entry.within(before, ROW_ID_MAX))
                 after = max(after, entry.last)
-                await piece.go_on()
+                await pace.step()
             if not cells.more and after < end:
                 await pauses.again()
         return found

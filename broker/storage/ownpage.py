@@ -24,8 +24,8 @@ from functools import partial
 from typing import Final, NoReturn, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Unavailable
+from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.model import RowId
-from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from broker.long_work import Pace
 from broker.storage import entry as entries
 from broker.storage.keys import prefix_end
 from broker.storage.resolve import NONCE_BYTES, Resolver, random_nonce
@@ -93,7 +94,11 @@ class Records:
         return [found async for page in self.pages(prefix) for found in page]
 
     async def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
-        """Yield the records that ``scan_prefix`` returns, at most ROWS_AT_ONCE at a time; fewer if long."""
+        """Yield the records that ``scan_prefix`` returns, at most ROWS_AT_ONCE at a time; fewer if long.
+
+        Between them other work of the loop may run.
+        """
+        pace = Pace()
         first, last = prefix, prefix_end(prefix) or b"\xff" * 512
         limit = min(ROWS_AT_FIRST, ROWS_AT_ONCE)
         while True:
@@ -105,6 +110,7 @@ class Records:
             yield [(row, _record(cell)) for row, cell in rows if row.startswith(prefix)]
             if len(rows) < limit:
                 return
+            await pace.step()
             first = rows[-1][0] + b"\0"
             size = sum([len(cell.value) for _, cell in rows])
             limit = max(min(BYTES_AT_ONCE * len(rows) // size, ROWS_AT_ONCE), 1)

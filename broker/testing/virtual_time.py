@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from typing_extensions import override
 
-from broker import slices
+from broker import long_work
 from broker.clock import Jumps
 from broker.shield import bare
 
@@ -92,11 +92,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: object, func: Callable[..., Result], *args: object
     ) -> asyncio.Future[Result]:
-        """Run work of ``slices.ASIDE`` at once, as it takes no virtual time.
+        """Run long work at once, as it takes no virtual time.
 
         Refuse all other executors: the time of a thread is not virtual.
         """
-        if executor is not slices.ASIDE:
+        if executor not in (long_work.ASIDE, long_work.HEAVY):
             raise RuntimeError("there are no threads in a virtual loop")
         future: asyncio.Future[Result] = self.create_future()
         try:

@@ -5,7 +5,7 @@ before it (fetch.py). Messages of other open transactions may lie behind that on
 The search reports each such transaction once, with its first message and the number of messages behind that.
 
 The search is bounded: it stops after a number of transactions, or after a number of entries. It reads entries in
-slices, as browsing does.
+pauses, as browsing does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from broker.http import budget
 from broker.http.budget import Hold
+from broker.long_work import Pace
 from broker.model import (
     POINTERS_PER_MS,
     ROW_ID_BYTES,
@@ -24,7 +25,6 @@ from broker.model import (
     first_row_at,
     row_before,
 )
-from broker.slices import Slice
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
 from broker.topics.browse import AT_ONCE_BYTES, CLOCKS_DIFFER_MS_MAX
@@ -94,19 +94,19 @@ async def _find(
 ) -> tuple[dict[int, tuple[RowId, int]], bool]:
     """Return each pointer's first message and number of messages seen, and whether the search saw everything."""
     found: dict[int, tuple[RowId, int]] = {}
-    looked, piece = 0, Slice()
+    looked, pace = 0, Pace()
     log = LogId(topic.id, topic.generation)
     reader = around.logs.reader(log, _start_of(around, topic, query))
     while not reader.ended:
         async with around.browsing:
-            await piece.next()
+            await pace.pause()
             entries = await reader.next(min(AT_ONCE_BYTES, around.settings.page_bytes_max))
         hold.take(budget.BudgetKind.ROWS, len(entries))
         hold.give(budget.BudgetKind.REPLY_BYTES)
         hold.take(budget.BudgetKind.REPLY_BYTES, sum(each.content_bytes for each in entries))
         for entry in entries:
             looked += 1
-            await piece.go_on()
+            await pace.step()
             if judge(entry.pointer, query.snapshot) is not FetchAction.HOLD:
                 continue
             row, messages = _held_at(around, topic, entry)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from broker.http import budget
 from broker.http.budget import Hold
+from broker.long_work import Pace
 from broker.model import (
     MESSAGE_ID_BYTES,
     POINTERS_PER_MS,
@@ -29,7 +30,6 @@ from broker.model import (
     row_after,
     row_before,
 )
-from broker.slices import Slice
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.keys import LogId
 from broker.storage.log_reader import LogReader
@@ -140,10 +140,10 @@ async def browse(
 async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPage:
     entries: list[BrowseEntry] = []
     size = uncounted = 0
-    mine = Slice()
+    pace = Pace()
     async with aclosing(browser.entries()) as found:
         async for entry in found:
-            await mine.go_on()
+            await pace.step()
             if len(entries) >= query.limit:
                 following = entries[-1].id if query.descending and entries else entry.id
                 return EntryPage(entries, following)
@@ -191,7 +191,7 @@ class _Browser:
         self._hold = hold
         self._payload_bytes_max = query.payload_bytes_max
         self._bytes_max = min(AT_ONCE_BYTES, around.settings.page_bytes_max)
-        self._slice = Slice()
+        self._pace = Pace()
 
     async def entries(self) -> AsyncGenerator[BrowseEntry, None]:
         """Yield the entries in ``[low, high)``, in the requested order."""
@@ -295,7 +295,7 @@ class _Browser:
     async def _turn(self) -> AsyncGenerator[None, None]:
         """Read while no other browse reads, after the publishes that wait for the event loop."""
         async with self._around.browsing:
-            await self._slice.next()
+            await self._pace.pause()
             yield
 
     def _payload_bounds(self, row: RowId) -> tuple[RowId, RowId]:

@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final, cast
 
+from broker.long_work import soon
 from broker.model import ROW_ID_MIN, RowId, row_before
-from broker.slices import soon
 from broker.storage.entry import Entry, merged
 from broker.storage.page_entries import joined
 

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 from broker import logs
 from broker.errors import BrokerError, TopicNotFound, Unavailable
+from broker.long_work import Pace
 from broker.model import RowId, Snapshot, Topic, TopicId
-from broker.slices import Slice
 from broker.storage.head import Head
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
@@ -160,7 +160,7 @@ class Inverting:
         # Later messages lie in the last page or behind it.
         start, later = None, [work.start, *(page for page, _ in pages)][-1]
         self._forget_below(hold.root.floor, leader.topic)
-        high, inverted, piece = 0, set[int](), Slice()
+        high, inverted, pace = 0, set[int](), Pace()
         for page, head in pages:
             pointers, found = await self._invert_page(leader, page, head, work)
             inverted |= found
@@ -169,7 +169,7 @@ class Inverting:
                 start = page
             high = max(high, greatest)
             await asyncio.sleep(0)
-            await piece.go_on()
+            await pace.step()
         await leader.guarded(hold.end_inverting())
         return before._replace(start=start or later, high=high, through=through), len(inverted)
 

@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside, run_paced, soon
 from broker.model import ROW_ID_MIN, PublishRequest, RowId
 from broker.shield import begin, result_of
-from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, Slice, aside, soon
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_request, key_hash
 from broker.topics.effects import POINTER_BYTES, encode_pointer, named, refuse_rolled_back
@@ -51,9 +51,7 @@ class KeyedLog:
 
     async def expire_keys(self) -> None:
         """Forget the answers whose window has passed, also if no further key comes. The sweeper calls this."""
-        piece = Slice()
-        for _ in self._answered.expire(self._passed()):
-            await piece.go_on()
+        await run_paced(self._answered.expire(self._passed()))
 
     def forget(self) -> None:
         """Forget all answers: the hold is done, or another memory begins."""

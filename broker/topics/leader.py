@@ -16,9 +16,9 @@ from copy import copy
 from typing import TypeVar
 
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
+from broker.long_work import run_paced
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.shield import to_its_end
-from broker.slices import Slice
 from broker.storage import sweep
 from broker.storage.hold import LogHold, PageInversion
 from broker.storage.marks import PRODUCER_LIFE_MS
@@ -193,9 +193,7 @@ class TopicLeader:
 
     async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         await self.guarded(self.hold.rollback(pointer, first, last))
-        mine = Slice()
-        for _ in self.cache.mark_rolled_back(first, last, pointer):
-            await mine.go_on()
+        await run_paced(self.cache.mark_rolled_back(first, last, pointer))
         self._notify()
 
     # Proof of leadership, which answers from memory need.
@@ -218,10 +216,8 @@ class TopicLeader:
     async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> PageInversion:
         """Roll back all messages of invalid transactions in a page. Raises as LogHold.invert does."""
         found = await self.guarded(self.hold.invert(page, is_invalid))
-        mine = Slice()
         for pointer in found.inverted:
-            for _ in self.cache.mark_rolled_back(page, found.last, pointer):
-                await mine.go_on()
+            await run_paced(self.cache.mark_rolled_back(page, found.last, pointer))
         if found.inverted:
             self._notify()
         return found

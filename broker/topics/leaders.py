@@ -34,8 +34,8 @@ from broker.errors import (
     StorageFull,
     TopicNotFound,
 )
+from broker.long_work import paced
 from broker.model import Topic, TopicId
-from broker.slices import Slice
 from broker.topics.hand_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
 from broker.topics.overdue import in_time
@@ -316,19 +316,17 @@ class Leaders:
 
     async def forget_idle(self) -> None:
         """Hand off and forget the topics that were not used since the last call."""
-        idle, piece = [], Slice()
-        for state in list(self.states.values()):
+        idle = []
+        async for state in paced(list(self.states.values())):
             if state.idle and not state.touched:
                 idle.append(state)
             state.touched = False
-            await piece.go_on()
         await self._release_all(idle)
-        for state in idle:
+        async for state in paced(idle):
             is_unused = state.idle and not state.touched and state.leader is None
             if is_unused and self.states.get(state.id) is state:
                 state.topic = None
                 del self.states[state.id]
-            await piece.go_on()
         # If so many topics are in use, the next search waits until a quarter more are in use.
         self._forget_over = max(self.around.settings.topics_in_use_max, len(self.states) * 5 // 4)
         self._forget_bytes_over = max(RECORD_BYTES_MAX, self.around.record_bytes * 5 // 4)

@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 
 from broker.clock import Clock
 from broker.errors import AlreadyPublished
+from broker.long_work import soon
 from broker.model import ROW_ID_MIN, RowId, first_row_at, timestamp_of
 from broker.shield import to_its_end
-from broker.slices import soon
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
 from broker.topics.batches import ProducerRun, producer_run

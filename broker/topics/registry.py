@@ -29,7 +29,6 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model import Topic, TopicId, TransactionUse
-from broker.slices import Slice
 from broker.storage.keys import GENERATION_MAX, topic_prefix
 from broker.storage.records import RecordStore
 from broker.topics import reserved
@@ -284,15 +283,12 @@ class TopicRegistry:
 
     async def _live(self, prefix: bytes) -> AsyncGenerator[list[bytes], None]:
         """Yield the keys of the records of live topics."""
-        mine = Slice()
         async with aclosing(self.records.pages(prefix)) as pages:
             async for page in pages:
                 yield [key for key, record in page if not _is_deleted(key, record.value)]
-                await mine.go_on()
 
     async def generations(self) -> AsyncGenerator[list[tuple[TopicId, int]], None]:
         """Yield all live topics with their generations, some at a time."""
-        mine = Slice()
         async with aclosing(self.records.pages(RECORD_PREFIX)) as pages:
             async for page in pages:
                 yield [
@@ -300,16 +296,13 @@ class TopicRegistry:
                     for key, record in page
                     if not _is_deleted(key, record.value)
                 ]
-                await mine.go_on()
 
     async def all(self) -> list[TopicId]:
         """Return all topics that have a record, also deleted ones."""
         found: list[TopicId] = []
-        mine = Slice()
         async with aclosing(self.records.pages(RECORD_PREFIX)) as pages:
             async for page in pages:
                 found += [_topic_of(key) for key, _ in page]
-                await mine.go_on()
         return found
 
 

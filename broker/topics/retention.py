@@ -36,8 +36,8 @@ from functools import partial
 
 from broker.coordination.claims import Written, read_clock
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
+from broker.long_work import Pace
 from broker.model import ROW_ID_MIN, RowId, Topic, TopicId
-from broker.slices import Slice
 from broker.storage import sweep as sweeping
 from broker.storage.head import NO_END
 from broker.storage.keys import LogId
@@ -145,9 +145,9 @@ class Sweeper:
 
     async def _begin_topics(self, report: SweepReport) -> None:
         """Begin the sweep of each topic, several side by side."""
-        steady_ms, piece = self._around.clock.steady_ms(), Slice()
+        steady_ms, pace = self._around.clock.steady_ms(), Pace()
         for topic in await self._leaders.registry.all():
-            await piece.go_on()
+            await pace.step()
             if not self._around.tenure.place(topic).here:
                 self._forget(topic)
                 continue

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from broker.clock import Clock
 from broker.http.budget import BudgetKind, Hold
+from broker.long_work import Pace
 from broker.model import (
     ROW_ID_MIN,
     MessageId,
@@ -14,7 +15,6 @@ from broker.model import (
     TopicId,
     row_before,
 )
-from broker.slices import Slice
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
 from broker.storage.log_reader import LogReader
@@ -130,14 +130,14 @@ async def topic_stats(
     published = tail.total if tail is not None else 0
     bound = row_before(oldest_live(topic, now_ms))
     reader = around.logs.reader(log, bound)
-    counts, mine = _LiveCounts(topic, now_ms), Slice()
+    counts, pace = _LiveCounts(topic, now_ms), Pace()
     at_once = min(BYTES_AT_ONCE, around.settings.page_bytes_max)
     while (
         not reader.ended
         and counts.bytes < around.settings.page_bytes_max
         and counts.entries < ENTRIES_MAX
     ):
-        await _add_next(reader, counts, at_once, hold, mine)
+        await _add_next(reader, counts, at_once, hold, pace)
     whole = reader.ended
     messages, size, last = counts.messages, counts.bytes, counts.last
     if not whole and tail is not None:
@@ -166,7 +166,7 @@ async def topic_stats(
 
 
 async def _add_next(
-    reader: LogReader, counts: _LiveCounts, at_once: int, hold: Hold, mine: Slice
+    reader: LogReader, counts: _LiveCounts, at_once: int, hold: Hold, pace: Pace
 ) -> None:
     """Read the next entries and count them. The entries are freed with this call."""
     found = await reader.next(at_once)
@@ -174,7 +174,7 @@ async def _add_next(
     hold.take(BudgetKind.REPLY_BYTES, read)
     for entry in found:
         counts.add(entry)
-        await mine.go_on()
+        await pace.step()
     hold.give(BudgetKind.REPLY_BYTES, read)
 
 

@@ -25,9 +25,9 @@ from broker.errors import (
     StorageFull,
     Unavailable,
 )
+from broker.long_work import soon
 from broker.model import PublishRequest
 from broker.shield import begin, result_of
-from broker.slices import soon
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed
 from broker.storage.root import Root

@@ -7,7 +7,6 @@ from typing import Final, Protocol
 
 from broker.http.budget import BudgetKind, Hold
 from broker.model import ShownMessage
-from broker.slices import Slice
 from broker.topics.pages import NO_PAGE, PollPage
 from broker.topics.topic_reader import TopicReading
 
@@ -73,15 +72,13 @@ class PollStream:
                 yield found
 
     async def _pages(self) -> AsyncIterator[PollPage]:
-        """Yield the pages, and let other work run between them if the reader is always ready for more."""
-        mine = Slice()
+        """Yield the pages."""
         page, self._first = self._first, NO_PAGE  # A slow reader's stream holds one page.
         while True:
             yield page
             self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
             if self._reading.ended:
                 return
-            await mine.go_on()
             page = await self._source.next_page(self._reading)
             self._counted = _count(page, self._hold)
 

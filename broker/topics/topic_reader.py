@@ -21,8 +21,8 @@ from typing import Final
 
 from broker.errors import BadRequest, Unavailable
 from broker.http.budget import BudgetKind, Hold
+from broker.long_work import Pace
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, Poll, RowId, Topic
-from broker.slices import Slice
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.log_reader import LogReader
@@ -77,7 +77,7 @@ class TopicReading:
         """The leader that has proven its leadership since this reading began: this reading may use its cache."""
         self._around = around
         self._hold = hold or Hold(None)
-        self._slice: Slice | None = None
+        self._pace: Pace | None = None
         self._topic = topic
         self._log = LogId(topic.id, topic.generation)
         self._snapshot = poll.snapshot
@@ -160,16 +160,16 @@ class TopicReading:
                 self.ended = True
         page = PollPage(self._runs, self._left_before_page - self._left, self._bytes)
         self._runs, self._left_before_page = [], self._left
-        if page.count and self._slice is not None:
+        if page.count and self._pace is not None:
             self._hold.give(BudgetKind.ROWS)
         return page
 
     async def _count_step(self, rows: int = ROWS_AT_ONCE) -> None:
         """Count one step's rows, and let other work run if this took long."""
         self._hold.take(BudgetKind.ROWS, rows)
-        if self._slice is None:
-            self._slice = Slice()
-        await self._slice.go_on()
+        if self._pace is None:
+            self._pace = Pace()
+        await self._pace.step()
 
     # The message log.
 

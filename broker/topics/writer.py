@@ -32,8 +32,8 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
+from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.model import RowId, timestamp_of
-from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import LogHold
 from broker.topics.batches import Batch, answer, batch_of

@@ -33,9 +33,9 @@ from broker.errors import (
     TopicNotFound,
     Unavailable,
 )
+from broker.long_work import Pace, soon
 from broker.model import ROW_ID_MIN, RowId
 from broker.shield import begin, is_done_within, result_of
-from broker.slices import Slice, soon
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
@@ -233,7 +233,7 @@ class LedState:
         """Write a snapshot, and return its size."""
         state = snapshots.frozen(self.state)
         begun = self.append(snapshots.encode_begin(state.number))
-        parts, size, ahead, piece = 0, 0, [begun], Slice()
+        parts, size, ahead, pace = 0, 0, [begun], Pace()
         try:
             for part in snapshots.encode_parts(state):
                 if self._is_handed_over():
@@ -243,7 +243,7 @@ class LedState:
                 size += len(part)
                 if len(ahead) > SNAPSHOT_PARTS_AHEAD:
                     await result_of(ahead.pop(0))
-                await piece.go_on()
+                await pace.step()
             await result_of(self.append(snapshots.encode_end(state.number, parts)))
             first = begun.result().first
         finally:
@@ -338,11 +338,11 @@ class Journal:
             StorageCorrupt: see Replay.
         """
         began = self._around.clock.monotonic()
-        replay, piece = Replay(), Slice()
+        replay, pace = Replay(), Pace()
         pointer, after = leader.hold.pointer, ROW_ID_MIN
         pauses = self._around.logs.resolver.pauses()
         while after < pointer:
-            after = await self._read(leader, replay, after, pointer, piece)
+            after = await self._read(leader, replay, after, pointer, pace)
             if after < pointer and not await pauses.next():
                 raise Unavailable("Storage gives a stale end of the journal. Try again.")
         state = replay.state
@@ -359,7 +359,7 @@ class Journal:
         return led
 
     async def _read(
-        self, leader: TopicLeader, replay: Replay, after: RowId, pointer: RowId, piece: Slice
+        self, leader: TopicLeader, replay: Replay, after: RowId, pointer: RowId, pace: Pace
     ) -> RowId:
         reader = self._around.logs.reader(
             LogId(TRANSACTIONS, leader.topic.generation), after, pointer
@@ -368,7 +368,7 @@ class Journal:
             for entry in await reader.next(READ_BYTES):
                 for place in range(entry.count):
                     replay.take(bytes(entry.payload(place)))
-                    await piece.go_on()
+                    await pace.step()
         return reader.reached
 
     async def is_missing(self) -> bool:

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple, Protocol
 
 from broker.clock import Clock
 from broker.model import POINTER_MAX, POINTERS_PER_MS, RowId, Snapshot, TopicId
-from broker.slices import Slice
 from broker.topics import settlement
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import is_reserved
@@ -132,12 +131,11 @@ class Pruning:
 
     async def _least_passed(self, view: SnapshotView) -> Unpassed | None:
         """Return the topic that clean-ups have passed least far; None if there is no topic."""
-        records, mine = self._registry.records, Slice()
+        records = self._registry.records
         passed: dict[TopicId, SettlingRecord] = {}
         async with aclosing(settlement.passes(records)) as pages:
             async for page in pages:
                 passed.update(page)
-                await mine.go_on()
         lowest: Unpassed | None = None
         async with aclosing(self._registry.generations()) as live:
             async for topics in live:
@@ -147,7 +145,6 @@ class Pruning:
                     found = unpassed_of(topic, generation, passed.get(topic), view)
                     if lowest is None or found.below < lowest.below:
                         lowest = found
-                await mine.go_on()
         return lowest
 
     def _plan(

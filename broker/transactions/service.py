@@ -20,9 +20,9 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.http.budget import caller_at
+from broker.long_work import aside
 from broker.metrics import Metrics
 from broker.model import Snapshot
-from broker.slices import in_slices
 from broker.topics.leaders import Leaders
 from broker.topics.overdue import answered_in_time, in_time
 from broker.transactions import manager
@@ -34,7 +34,7 @@ from broker.transactions.service_settings import TransactionSettings
 from broker.transactions.service_state import ServiceState
 from broker.transactions.shown_transaction import details_of, shown
 from broker.transactions.snapshots import frozen
-from broker.transactions.tephra_snapshot import snapshot_steps, state_of
+from broker.transactions.tephra_snapshot import encode_state, state_of
 
 Result = TypeVar("Result")
 CLOSE_S: Final = 2.0
@@ -195,7 +195,8 @@ class Transactions:
     async def tephra_snapshot(self, deadline: float | None = None) -> bytes:
         """Return the whole state in Tephra's snapshot format."""
         state = await self._read(frozen, deadline)
-        return await in_slices(snapshot_steps(state_of(state, self._around.clock.now_ms())))
+        written = state_of(state, self._around.clock.now_ms())
+        return await aside(partial(encode_state, written))
 
     async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Remove pointers from the invalid list. Return how many were in it.

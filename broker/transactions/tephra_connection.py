@@ -28,13 +28,16 @@ from typing_extensions import override
 from broker import logs
 from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.budget import Account, BudgetKind, Cut, Hold
-from broker.slices import in_slices
+from broker.long_work import heavy
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_service import TephraAnswer
+from broker.wire import Take
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
 
+AT_ONCE_BYTES_MAX: Final = 8 * 1024
+"""A frame up to this length is read at once. That takes at most 5 ms."""
 HELD_BYTES_MAX: Final = 64 * 1024
 """How many bytes of further calls are held during a call before the socket is not read any more."""
 WRITE_BUFFER_BYTES: Final = 64 * 1024
@@ -217,17 +220,21 @@ class TephraConnection(asyncio.Protocol):
 
     async def _read(self, segments: list[bytearray]) -> frames.TephraCall | TephraAnswer | None:
         """Return the call in a frame, or the answer to a bad call. None if no answer is possible."""
-        frame, service = await in_slices(frames.joined(segments)), self._server.service
+        service, size = self._server.service, sum(map(len, segments))
         try:
-            head = frames.read_head(frame)
+            head = frames.read_head(segments[0])
         except frames.NoCall as error:
             self.refuse(error)
             return None
+
+        def read(take: Take) -> frames.TephraCall:
+            frame = b"".join(segments)
+            segments.clear()
+            return frames.read_call(service.idl, frame, head, most=service.most, take=take)
+
         try:
-            reading = frames.call_steps(
-                service.idl, frame, head, most=service.most, take=self._take
-            )
-            return await in_slices(reading)
+            is_small = size <= AT_ONCE_BYTES_MAX
+            return read(self._take) if is_small else await heavy(self.caller, read, self._take)
         except frames.NoMethod as error:
             self._server.metrics.answered("thrift", UNKNOWN_METHOD, 0.0)
             failed = frames.encode_failed(error.head, frames.UNKNOWN_METHOD, str(error))
@@ -243,6 +250,8 @@ class TephraConnection(asyncio.Protocol):
             return None
 
     def _take(self, count: int) -> None:
+        if self._transport is None:
+            raise Cut("The client has gone, so the hold counts nothing any more.")
         self._hold.take(BudgetKind.ITEMS, count)
 
     async def _send(self, answer: TephraAnswer) -> None:

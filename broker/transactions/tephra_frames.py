@@ -8,7 +8,7 @@
 
 thriftpy2 knows the methods from the IDL (tephra.thrift), and reads and writes values. But it trusts the counts that it
 reads, and reads everything at once. So this module gives it one value at a time, from a body that ends with its bytes.
-It counts the items of a set before it reads them in steps. It skips unwanted values in bounded time
+It counts the items of a set before it reads them. It skips unwanted values in bounded time
 (wire/thriftskip.py). Of a transaction that a client sends, it reads only the numbers: the service knows the rest
 better.
 """
@@ -28,7 +28,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType, TType
 
 from broker.errors import BadRequest, BodyTooLarge, ChangesTooLarge
 from broker.model import Snapshot
-from broker.wire.read_steps import STEP_BYTES, Steps, Take, free
+from broker.wire import Take, free
 from broker.wire.thriftskip import SET, Skipper
 from broker.wire.transaction import encode_transaction
 
@@ -44,7 +44,7 @@ FIELDS_MAX: Final = 100
 _LENGTH: Final = struct.Struct(">i")
 LENGTH_BYTES: Final = _LENGTH.size
 _HEAD_BYTES_MAX: Final = 256
-_PER_STEP: Final = 250
+_SEGMENT_BYTES: Final = 512 * 1024
 _PLAIN: Final = frozenset({TType.I32, TType.I64, TType.STRING})
 _TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
 
@@ -118,28 +118,12 @@ class Incoming:
             read_head(self._segments[0][:_HEAD_BYTES_MAX])
             self._is_call = True
         if self._missing:
-            if len(self._segments[-1]) >= STEP_BYTES:
+            if len(self._segments[-1]) >= _SEGMENT_BYTES:
                 self._segments.append(bytearray())
             return None, b""
         frame = self._segments
         self.__init__()  # type: ignore[misc]  # Reset all fields; __init__ has the only list of them.
         return frame, rest
-
-
-def joined(segments: list[bytearray]) -> Steps[bytearray]:
-    """Return a whole frame, in steps. Each step frees a segment, so that few bytes are in memory twice."""
-    if len(segments) == 1:
-        return segments[0]
-    frame = bytearray(sum(map(len, segments)))
-    at = 0
-    segments.reverse()
-    with memoryview(frame) as whole:
-        while segments:
-            segment = segments.pop()
-            whole[at : at + len(segment)] = segment
-            at += len(segment)
-            yield
-    return frame
 
 
 class Idl:
@@ -210,10 +194,10 @@ class Most(NamedTuple):
 MOST: Final = Most()
 
 
-def call_steps(
+def read_call(
     idl: Idl, frame: Frame, head: FrameHead, *, most: Most = MOST, take: Take = free
-) -> Steps[TephraCall]:
-    """Read a call in steps. ``take`` counts the items of sets.
+) -> TephraCall:
+    """Read a call. ``take`` counts the items of sets.
 
     Raises:
         NoMethod: the method does not exist.
@@ -224,7 +208,7 @@ def call_steps(
     if head.method not in idl.methods:
         raise NoMethod(head)
     reader = _StructReader(frame, head.at, most, take)
-    arguments = yield from reader.struct(idl.arguments(head.method))
+    arguments = reader.struct(idl.arguments(head.method))
     if reader.body.at != len(frame):
         raise BadRequest("The message has bytes behind the arguments.")
     return TephraCall(head.method, head.number, arguments)
@@ -242,7 +226,7 @@ class _StructReader:
         self._items = 0
         self._key_bytes = 0
 
-    def struct(self, specs: dict[int, tuple[Any, ...]]) -> Steps[dict[int, Any]]:
+    def struct(self, specs: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Return the fields of a struct that are known and have the declared type."""
         found: dict[int, Any] = {}
         while True:
@@ -256,13 +240,13 @@ class _StructReader:
             if kind == spec[0] and kind in _PLAIN:
                 found[number] = binary.read_val(self.body, kind)
             elif kind in {TType.SET, TType.LIST} and spec[0] == TType.SET:
-                found[number] = yield from self._set(spec[2])
+                found[number] = self._set(spec[2])
             elif kind == TType.STRUCT and spec[0] == TType.STRUCT:
-                found[number] = yield from self.struct(_numbers_of(spec[2]))
+                found[number] = self.struct(_numbers_of(spec[2]))
             else:
                 self._skip(kind)
 
-    def _set(self, wanted: int) -> Steps[list[Any]]:
+    def _set(self, wanted: int) -> list[Any]:
         start = self.body.at
         kind, count = binary.read_list_begin(self.body)
         if kind != wanted and not (kind in _TEXTS and wanted in _TEXTS):
@@ -273,18 +257,13 @@ class _StructReader:
             raise BadRequest(f"A set can't have {count} items.")
         self._items += count
         if wanted in _TEXTS:
-            return (yield from self._keys(count))
+            return self._keys(count)
         if self._items > self._most.ids:
             raise BodyTooLarge(f"A set has {count} items. It may have at most {self._most.ids}.")
         self._take(count)
-        items: list[Any] = []
-        for _ in range(count):
-            items.append(binary.read_val(self.body, wanted))
-            if len(items) % _PER_STEP == 0:
-                yield
-        return items
+        return [binary.read_val(self.body, wanted) for _ in range(count)]
 
-    def _keys(self, count: int) -> Steps[list[Any]]:
+    def _keys(self, count: int) -> list[Any]:
         most = self._most
         if self._items > most.keys:
             raise ChangesTooLarge(
@@ -302,8 +281,6 @@ class _StructReader:
                 )
             self.body.at -= _LENGTH.size
             keys.append(binary.read_val(self.body, TType.BINARY))
-            if len(keys) % _PER_STEP == 0:
-                yield
         return keys
 
     def _skip(self, kind: int) -> None:

@@ -21,13 +21,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from broker.transactions.snapshots import Frozen
-from broker.wire.read_steps import Steps
 from broker.wire.varint import encode_bytes, encode_long
 
 VERSION: Final = 4
 SHORT, LONG, CHECKPOINT = 0, 1, 2
 PER_BLOCK: Final = 1_000
-"""How many items a block has at most, and one step writes."""
+"""How many items a block has at most."""
 
 _END: Final = encode_long(0)
 
@@ -54,15 +53,15 @@ class TephraState(NamedTuple):
     committed: Iterable[tuple[int, Collection[bytes]]] = ()
 
 
-def snapshot_steps(state: TephraState) -> Steps[bytes]:
-    """Return the bytes of a snapshot, in steps."""
+def encode_state(state: TephraState) -> bytes:
+    """Return the bytes of a snapshot."""
     out = bytearray()
     for number in (VERSION, state.now_ms, state.read_pointer, state.write_pointer):
         out += encode_long(number)
-    yield from _list(map(encode_long, state.invalids), out)
-    yield from _list(_in_progress(state.in_progress), out)
-    yield from _change_sets(state.committing, out)
-    yield from _change_sets(_merged(state.committed), out)
+    _list(map(encode_long, state.invalids), out)
+    _list(_in_progress(state.in_progress), out)
+    _change_sets(state.committing, out)
+    _change_sets(_merged(state.committed), out)
     return bytes(out)
 
 
@@ -97,14 +96,13 @@ def upper_bound(transaction: int, read_pointer: int, in_progress: Sequence[int])
     return in_progress[0] - 1 if in_progress else min(transaction - 1, read_pointer)
 
 
-def _list(items: Iterable[bytes], out: bytearray) -> Steps[None]:
+def _list(items: Iterable[bytes], out: bytearray) -> None:
     block: list[bytes] = []
     for item in items:
         block.append(item)
         if len(block) == PER_BLOCK:
             out += encode_long(len(block)) + b"".join(block)
             block.clear()
-            yield
     if block:
         out += encode_long(len(block)) + b"".join(block)
     out += _END
@@ -125,16 +123,10 @@ def _in_progress(transactions: Iterable[InProgress]) -> Iterator[bytes]:
             yield checkpoint + bounds + encode_long(CHECKPOINT) + _END
 
 
-def _change_sets(sets: Iterable[tuple[int, Collection[bytes]]], out: bytearray) -> Steps[None]:
-    """Write each set as its own block, since a set may be larger than a step."""
-    done = 0
+def _change_sets(sets: Iterable[tuple[int, Collection[bytes]]], out: bytearray) -> None:
     for pointer, keys in sets:
         out += encode_long(1) + encode_long(pointer)
-        yield from _list(map(encode_bytes, keys), out)
-        done += 1 + len(keys)
-        if done >= PER_BLOCK:
-            done = 0
-            yield
+        _list(map(encode_bytes, keys), out)
     out += _END
 
 

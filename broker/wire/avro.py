@@ -34,9 +34,9 @@ from broker.model import (
     unpack_row_id,
 )
 from broker.operations.media_types import AVRO
+from broker.wire import Take, free
 from broker.wire.blocks import END
-from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, free
-from broker.wire.transaction import encode_transaction, transaction_steps
+from broker.wire.transaction import decode_transaction, encode_transaction
 from broker.wire.varint import (
     Malformed,
     encode_bytes,
@@ -44,13 +44,11 @@ from broker.wire.varint import (
     read_bytes,
     read_int,
     read_long,
-    read_size,
 )
 
 CONTENT_TYPE: Final = AVRO
 
 _NULL_POINTER = b"\x02"
-_STEP_MESSAGES: Final = 4_096
 _Value = TypeVar("_Value")
 _Read = Callable[[bytes, int], tuple[_Value, int]]
 
@@ -66,8 +64,8 @@ def encode_publish_request(request: PublishRequest) -> bytes:
     return b"".join(parts)
 
 
-def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
-    """Read the body of a publish or a store.
+def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free) -> PublishRequest:
+    """Read the body of a publish or a store. It calls ``take`` for each block of messages.
 
     Raises:
         BadRequest: the body is malformed.
@@ -80,51 +78,12 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
             count, at = read_count(body, at, len(payloads), messages_max)
             if count == 0:
                 return PublishRequest(pointer, payloads)
-            wanted = len(payloads) + count
-            at = _read_payloads(body, at, count, len(body), payloads)
-            if len(payloads) < wanted:
-                raise ends_in("messages")
-    except IndexError:
-        raise ends_in("messages") from None
-    except Malformed as error:
-        raise malformed("messages", error) from None
-
-
-def publish_request_steps(
-    body: bytes, *, messages_max: int, take: Take = free
-) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
-    pointer, at = _pointer(body)
-    payloads: list[bytes] = []
-    pause, stop = _STEP_MESSAGES, min(at + STEP_BYTES, len(body))
-    try:
-        while True:
-            count, at = read_count(body, at, len(payloads), messages_max)
-            if count == 0:
-                return PublishRequest(pointer, payloads)
             take(count)
-            wanted = len(payloads) + count
-            while len(payloads) < wanted:
-                if len(payloads) >= pause or at >= stop:
-                    yield
-                    pause, stop = len(payloads) + _STEP_MESSAGES, min(at + STEP_BYTES, len(body))
-                before = at
-                some = min(wanted, pause) - len(payloads)
-                at = _read_payloads(body, at, some, stop, payloads)
-                if at == before:  # The next payload does not end within the step.
-                    yield
-                    payload, at = yield from payload_steps(body, at)
-                    payloads.append(payload)
+            at = _read_payloads(body, at, count, payloads)
     except IndexError:
         raise ends_in("messages") from None
     except Malformed as error:
         raise malformed("messages", error) from None
-
-
-def payload_steps(body: bytes, at: int) -> Steps[tuple[bytes, int]]:
-    """Return a byte string of any length, copied in steps, and the position after it. Raises Malformed, IndexError."""
-    size, at = read_size(body, at)
-    return (yield from copied(body, at, at + size)), at + size
 
 
 def _pointer(body: bytes) -> tuple[int | None, int]:
@@ -153,12 +112,12 @@ def read_count(body: bytes, at: int, read: int, messages_max: int) -> tuple[int,
     return count, at
 
 
-def _read_payloads(body: bytes, at: int, count: int, stop: int, payloads: list[bytes]) -> int:
-    """Append ``count`` byte strings, but none that ends after ``stop``; return the position after the last.
+def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> int:
+    """Append ``count`` byte strings; return the position after the last. Raises Malformed, IndexError.
 
     This is the hottest loop of publishing. It decodes lengths of one and two bytes inline.
     """
-    append = payloads.append
+    append, stop = payloads.append, len(body)
     for _ in range(count):
         low = body[at]
         if low & 1:
@@ -170,10 +129,11 @@ def _read_payloads(body: bytes, at: int, count: int, stop: int, payloads: list[b
             start = at + 2
             end = start + (high << 6) + (low >> 1) - 0x40
         else:
-            size, start = read_long(body, at)
-            end = start + size
+            payload, at = read_bytes(body, at)
+            append(payload)
+            continue
         if end > stop:
-            break
+            raise IndexError
         append(body[start:end])
         at = end
     return at
@@ -235,15 +195,13 @@ def encode_poll(poll: Poll) -> bytes:
     return b"".join((start, b"\x01" if poll.inclusive else b"\x00", limit, transaction))
 
 
-def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll, in steps. It calls ``take`` for the snapshot's pointers. Raises BadRequest."""
+def decode_poll(body: bytes, *, take: Take = free) -> Poll:
+    """Read the body of a poll. It calls ``take`` for the snapshot's pointers. Raises BadRequest."""
     start, at = field("startFrom", _read_start, body, 0)
     inclusive, at = field("inclusive", _read_boolean, body, at)
     limit, at = field("limit", _read_limit, body, at)
     transaction, _ = field("transaction", _read_transaction, body, at)
-    snapshot = None
-    if transaction is not None:
-        snapshot = yield from transaction_steps(transaction, take=take)
+    snapshot = None if transaction is None else decode_transaction(transaction, take=take)
     return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
 
 

@@ -22,7 +22,7 @@ Readers raise BadRequest with the field's name; TooManyMessages as the binary re
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from broker.errors import BadRequest, TooManyMessages
@@ -35,6 +35,7 @@ from broker.model import (
     unpack_row_id,
 )
 from broker.operations.media_types import AVRO_JSON
+from broker.wire import Take, free
 from broker.wire.avro import (
     checked_limit,
     checked_message_id,
@@ -43,9 +44,8 @@ from broker.wire.avro import (
 )
 from broker.wire.json_numbers import read_long
 from broker.wire.jsonlist import read_list
-from broker.wire.jsontext import parse, parse_steps
-from broker.wire.read_steps import Steps, Take, free
-from broker.wire.transaction import transaction_steps
+from broker.wire.jsontext import parse
+from broker.wire.transaction import decode_transaction
 from broker.wire.varint import INT_MAX, LONG_MAX
 
 CONTENT_TYPE: Final = AVRO_JSON
@@ -60,10 +60,8 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
 
-def publish_request_steps(
-    body: bytes, *, messages_max: int, take: Take = free
-) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store, in steps. Raises BadRequest, BodyTooLarge, TooManyMessages."""
+def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free) -> PublishRequest:
+    """Read the body of a publish or a store. Raises BadRequest, BodyTooLarge, TooManyMessages."""
     payloads: list[bytes] = []
 
     def add(messages: list[Any]) -> None:
@@ -77,7 +75,7 @@ def publish_request_steps(
     def check_name(name: str) -> None:
         _refuse_unknown((name,), _PUBLISH)
 
-    value = yield from read_list(body, "messages", add, check_name)
+    value = read_list(body, "messages", add, check_name)
     record = _check_record(value, _PUBLISH)
     pointer = _pointer(record)
     if not isinstance(record.get("messages"), list):
@@ -125,15 +123,14 @@ def decode_publish_response(body: bytes) -> RollbackRange:
     return RollbackRange(pointer, *ends)
 
 
-def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
-    """Read the body of a poll, in steps. It calls ``take`` for the snapshot's pointers.
+def decode_poll(body: bytes, *, take: Take = free) -> Poll:
+    """Read the body of a poll. It calls ``take`` for the snapshot's pointers.
 
     Raises:
         BadRequest: the body can't be read.
         BodyTooLarge: it is longer than ``jsontext.BYTES_MAX``.
     """
-    value = yield from parse_steps(body)
-    yield
+    value = parse(body)
     record = _check_record(value, ("startFrom", "inclusive", "limit", "transaction"))
     start = _optional(record, "startFrom", {"bytes": _start_id, "long": _start_time})
     inclusive = record.get("inclusive", True)
@@ -141,10 +138,7 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
         raise BadRequest("inclusive: true or false is needed.")
     limit = _optional(record, "limit", {"int": _int})
     transaction = _optional(record, "transaction", {"bytes": _bytes})
-    yield
-    snapshot = None
-    if transaction is not None:
-        snapshot = yield from transaction_steps(transaction, take=take)
+    snapshot = None if transaction is None else decode_transaction(transaction, take=take)
     return Poll(
         start=start,
         inclusive=inclusive,
@@ -163,7 +157,7 @@ def encode_items(messages: Sequence[ShownMessage]) -> bytes:
     )[1:-1]
 
 
-def item_in_pieces(message: ShownMessage) -> Iterator[bytes]:
+async def item_in_pieces(message: ShownMessage) -> AsyncIterator[bytes]:
     """Yield one message as the same JSON object, part by part."""
     yield _dump({"id": _text(message.id)})[:-1] + b',"payload":"'
     payload = message.payload

@@ -6,9 +6,9 @@
     {"messages": ["a", "b", …], "write_pointer": 17}       beside other fields, in any order
 
 Only a window of the text is decoded at any time, since a single character can make decoded text four times as large as
-its bytes. Only the window is parsed. A value that is larger than the window enlarges it, up to a limit. So each step
-takes a few milliseconds for any text. Before the next step, the caller may use the values read so far,
-and may refuse more.
+its bytes. Only the window is parsed. A value that is larger than the window enlarges it, up to a limit. So the parser
+returns after a few milliseconds for any text, and other threads may run. Before the next window, the caller may use the
+values read so far, and may refuse more.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
 from broker.operations.operation import JSON_TEXT_BYTES_MAX as BYTES_MAX
-from broker.wire.jsontext import decoder, parse_steps, too_many_values
-from broker.wire.read_steps import STEP_BYTES, Steps
+from broker.wire.jsontext import decoder, parse, too_many_values
 
 WINDOW_BYTES: Final = 16 * 1024
 """A text up to this size is parsed at once."""
+STEP_BYTES: Final = 512 * 1024
+"""The window grows by at most so many bytes at once."""
 VALUES_MAX: Final = 2_000
 """The maximum number of JSON values in a value larger than the window. A message with all its headers has fewer."""
 
@@ -35,17 +36,12 @@ _RUN_MAX: Final = 256
 _TOKEN_CHARACTERS: Final = 16
 """An error this close to the window's end may only mean that the window ends there."""
 
-_Run = list[Any] | None
-"""Some values of the list, in order; None for a step that completed no value."""
+Add = Callable[[list[Any]], None]
+"""Is called with some values of the list, in order."""
 
 
-def read_list(
-    body: bytes,
-    name: str,
-    add: Callable[[list[Any]], None],
-    check_name: Callable[[str], None],
-) -> Steps[object]:
-    """Read a text in steps. Return the rest of it without the list: an object's other fields, or another value.
+def read_list(body: bytes, name: str, add: Add, check_name: Callable[[str], None]) -> object:
+    """Read a text. Return the rest of it without the list: an object's other fields, or another value.
 
     The result has an empty list in place of the list. The field ``name`` of an object may also have another value.
 
@@ -62,20 +58,22 @@ def read_list(
         BrokerError: the errors of ``add`` and ``check_name``.
     """
     if len(body) <= WINDOW_BYTES:
-        return _outside(add, name, (yield from parse_steps(body)))
-    runs = _read(_Text(body), name, check_name)
-    while True:
-        try:
-            run = next(runs)
-        except StopIteration as done:
-            rest: object = done.value
-            return rest
-        yield
-        if run:
-            add(run)
+        return _outside(add, name, parse(body))
+    text = _Text(body)
+    rest: object = []
+    opening = text.peek()
+    if opening == "[":
+        text.items(add)
+    elif opening == "{":
+        rest = _fields(text, name, add, check_name)
+    else:
+        rest = text.value()
+    if text.peek():
+        raise text.wrong("there is more text after its end")
+    return rest
 
 
-def _outside(add: Callable[[list[Any]], None], name: str, value: object) -> object:
+def _outside(add: Add, name: str, value: object) -> object:
     """Pass the list of a value that was parsed at once to ``add``; return the rest."""
     if isinstance(value, list):
         add(value)
@@ -86,50 +84,34 @@ def _outside(add: Callable[[list[Any]], None], name: str, value: object) -> obje
     return value
 
 
-def _read(
-    text: _Text, name: str, check_name: Callable[[str], None]
-) -> Generator[_Run, None, object]:
-    rest: object = []
-    opening = yield from text.peek()
-    if opening == "[":
-        yield from text.items()
-    elif opening == "{":
-        rest = yield from _fields(text, name, check_name)
-    else:
-        rest = yield from text.value()
-    if (yield from text.peek()):
-        raise text.wrong("there is more text after its end")
-    return rest
-
-
 def _fields(
-    text: _Text, name: str, check_name: Callable[[str], None]
-) -> Generator[_Run, None, dict[str, object]]:
+    text: _Text, name: str, add: Add, check_name: Callable[[str], None]
+) -> dict[str, object]:
     """Read an object. The next character is its brace."""
     fields: dict[str, object] = {}
     kept_bytes = 0
     text.at += 1
-    if (yield from text.peek()) == "}":
+    if text.peek() == "}":
         text.at += 1
         return fields
     while True:
-        if (yield from text.peek()) != '"':
+        if text.peek() != '"':
             raise text.wrong("the name of a field is expected")
-        field = yield from text.value()
-        yield from text.expect(":")
+        field = text.value()
+        text.expect(":")
         if field in fields:
             raise BadRequest("The body has an object in which a name comes twice.")
         check_name(field)
-        if field == name and (yield from text.peek()) == "[":
+        if field == name and text.peek() == "[":
             fields[field] = []
-            yield from text.items()
+            text.items(add)
         else:
             begin = text.bytes_read
-            fields[field] = yield from text.value()
+            fields[field] = text.value()
             kept_bytes += text.bytes_read - begin
             if kept_bytes > BYTES_MAX:
                 raise _too_long()
-        if (yield from text.expect(",}")) == "}":
+        if text.expect(",}") == "}":
             return fields
 
 
@@ -145,24 +127,24 @@ class _Text:
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._scan = decoder().raw_decode
 
-    def items(self) -> Generator[_Run, None, None]:
-        """Yield the values of a list, run by run. The next character is its bracket."""
+    def items(self, add: Add) -> None:
+        """Read the values of a list, run by run. The next character is its bracket."""
         self.at += 1
-        if (yield from self.peek()) == "]":
+        if self.peek() == "]":
             self.at += 1
             return
         while True:
             if run := self._items_in_window():
-                yield run
+                add(run)
             else:
-                yield [(yield from self.value())]
-                if (yield from self.expect(",]")) == "]":
+                add([self.value()])
+                if self.expect(",]") == "]":
                     return
 
-    def value(self) -> Steps[Any]:
+    def value(self) -> Any:
         """Return the next value."""
         while True:
-            yield from self.peek()
+            self.peek()
             wrong = "a value is expected"
             try:
                 value, end = self._scan(self._text, self.at)
@@ -183,20 +165,19 @@ class _Text:
                     return value
             if self._is_last:
                 raise self.wrong(wrong)
-            yield from self._widen()
+            self._widen()
 
-    def peek(self) -> Steps[str]:
+    def peek(self) -> str:
         """Return the next character that is not a space, without moving; "" at the end."""
         while True:
             self.at = _end_of_space(self._text, self.at)
             if self.at < len(self._text) or self._is_last:
                 return self._text[self.at : self.at + 1]
             self._more(WINDOW_BYTES)
-            yield
 
-    def expect(self, characters: str) -> Steps[str]:
+    def expect(self, characters: str) -> str:
         """Return the next character that is not a space, and move behind it. Raises BadRequest if it is unexpected."""
-        found = yield from self.peek()
+        found = self.peek()
         if not found or found not in characters:
             raise self.wrong(f"{' or '.join(characters)} is expected")
         self.at += 1
@@ -239,18 +220,15 @@ class _Text:
         self.at = at
         return found
 
-    def _widen(self) -> Steps[None]:
+    def _widen(self) -> None:
         """Enlarge the window for a value that does not end in it. Raises BodyTooLarge if the value is too large."""
         started = self._text[self.at :].encode()
         if len(started) > WINDOW_BYTES:
             if len(started) > BYTES_MAX:
                 raise _too_long()
-            yield
-            if excess := (yield from too_many_values(started, VALUES_MAX)):
+            if excess := too_many_values(started, VALUES_MAX):
                 raise BodyTooLarge(f"A message of the body has {excess}.")
-            yield
         self._more(min(max(WINDOW_BYTES, len(started)), STEP_BYTES))
-        yield
 
     def _more(self, size: int) -> None:
         """Move the window: drop the text that was read, and decode the next bytes."""

@@ -20,12 +20,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from itertools import islice
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
 from broker.operations.operation import JSON_TEXT_BYTES_MAX as BYTES_MAX
-from broker.wire.read_steps import Steps, finish
 
 VALUES_MAX: Final = 100_000
 """The default for the maximum number of values in a text."""
@@ -35,13 +33,13 @@ BRACKETS_MAX: Final = 2_000
 # It matches a whole string, so that commas and brackets inside are not counted; or one character that begins a value.
 _PATTERN = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _STRING_OR_VALUE = re.compile(_PATTERN.encode(), re.DOTALL)
-_STEP_MATCHES: Final = 4_096
+_QUOTE: Final = ord('"')
 
 
 def parse(
     body: bytes,
     *,
-    bytes_max: int = BYTES_MAX,
+    bytes_max: int | None = None,
     values_max: int = VALUES_MAX,
     number: Callable[[str], object] | None = None,
 ) -> object:
@@ -49,7 +47,7 @@ def parse(
 
     Args:
         body: the text, UTF-8.
-        bytes_max: the maximum size of the text.
+        bytes_max: the maximum size of the text; ``BYTES_MAX`` if None.
         values_max: the maximum number of values. Values inside of others count, too, and each empty list or
             object counts as two.
         number: makes a value from the text of a number; by default numbers become int and float.
@@ -58,28 +56,16 @@ def parse(
         BadRequest: it is not JSON, or has too many values.
         BodyTooLarge: it is longer than ``bytes_max``.
     """
-    if len(body) > bytes_max:
+    if bytes_max is not None and len(body) > bytes_max:
         raise BodyTooLarge(f"The body may have {bytes_max} bytes; this one has {len(body)}.")
-    return finish(parse_steps(body, values_max=values_max, number=number))
-
-
-def parse_steps(
-    body: bytes,
-    *,
-    values_max: int = VALUES_MAX,
-    number: Callable[[str], object] | None = None,
-) -> Steps[object]:
-    """Return the value of a JSON text, in steps, as ``parse``."""
     if len(body) > BYTES_MAX:
         raise BodyTooLarge(
             f"JSON without a list of messages may have {BYTES_MAX} bytes; this has {len(body)}. Send it as avro/binary."
         )
-    if excess := (yield from too_many_values(body, values_max)):
+    if excess := too_many_values(body, values_max):
         raise BadRequest(f"The body has {excess}.")
     try:
-        text = body.decode("utf-8")
-        yield
-        return decoder(number).decode(text)
+        return decoder(number).decode(body.decode("utf-8"))
     except RecursionError:
         raise BadRequest("The body is nested too deeply.") from None
     except ValueError as error:
@@ -96,8 +82,8 @@ def decoder(number: Callable[[str], object] | None = None) -> json.JSONDecoder:
     )
 
 
-def too_many_values(text: bytes, values_max: int) -> Steps[str]:
-    """Return in steps of what a UTF-8 text has too many, and the bound: values, or lists and objects. If none, return "".
+def too_many_values(text: bytes, values_max: int) -> str:
+    """Return of what a UTF-8 text has too many, and the bound: values, or lists and objects. If none, return "".
 
     The bound of values is ``values_max``, that of lists and objects ``BRACKETS_MAX``.
     """
@@ -105,15 +91,14 @@ def too_many_values(text: bytes, values_max: int) -> Steps[str]:
     if brackets <= BRACKETS_MAX and brackets + text.count(b",") < values_max:
         return ""
     brackets, values = 0, 1
-    first_bytes = (text[match.start()] for match in _STRING_OR_VALUE.finditer(text))
-    while some := bytes(islice(first_bytes, _STEP_MATCHES)):
-        brackets += len(some) - some.count(b'"') - some.count(b",")
-        values += len(some) - some.count(b'"')
+    for match in _STRING_OR_VALUE.finditer(text):
+        first = text[match.start()]
+        brackets += first in b"[{"
+        values += first != _QUOTE
         if values > values_max:
             return f"more than {values_max} JSON values"
         if brackets > BRACKETS_MAX:
             return f"more than {BRACKETS_MAX} lists and objects"
-        yield
     return ""
 
 

@@ -21,10 +21,9 @@ from typing import Final
 from broker.errors import BadRequest, OutcomeUnknown, Unavailable
 from broker.model import Message, PublishRequest
 from broker.operations.media_types import MESSAGES
-from broker.wire import attributes, avro
+from broker.wire import Take, attributes, avro, free
 from broker.wire.blocks import END, PollDecoder
-from broker.wire.read_steps import STEP_BYTES, Steps, Take, copied, finish, free
-from broker.wire.varint import Malformed, encode_bytes, encode_long, read_int, read_long, read_size
+from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_int, read_long
 
 CONTENT_TYPE: Final = MESSAGES
 
@@ -32,8 +31,6 @@ _ONE_PAGE: Final = encode_long(1)
 _NO_ATTRIBUTES: Final = b"\0\0"
 _NO_TTL: Final = b"\0"
 _TTL: Final = b"\x02"
-_STEP_PARTS: Final = 256
-"""The approximate number of messages and headers that one step reads."""
 
 
 # --- Publish and store ---------------------------------------------------------------------------
@@ -54,74 +51,40 @@ def encode_publish_request(request: PublishRequest) -> bytes:
     return b"".join(parts)
 
 
-def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
-    """Read the body of a publish or a store.
+def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free) -> PublishRequest:
+    """Read the body of a publish or a store. It calls ``take`` for each block of messages.
 
     Raises:
         BadRequest: the body is malformed, or a message has too many headers.
         TooManyMessages: it has more than ``messages_max`` messages; the reader stopped before the excess ones.
     """
-    return finish(publish_request_steps(body, messages_max=messages_max))
-
-
-def publish_request_steps(
-    body: bytes, *, messages_max: int, take: Take = free
-) -> Steps[PublishRequest]:
-    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
     pointer, at = avro.field("transactionWritePointer", avro.read_pointer, body, 0)
-    reader = _MessageList(body)
+    payloads: list[bytes] = []
+    found: list[bytes] = []
+    ttls_s: list[int | None] = []
     try:
         while True:
-            count, at = avro.read_count(body, at, len(reader.payloads), messages_max)
+            count, at = avro.read_count(body, at, len(payloads), messages_max)
             if count == 0:
                 break
             take(count)
-            at = yield from reader.read(at, count)
+            for _ in range(count):
+                payload, at = read_bytes(body, at)
+                beside, at = attributes.read(body, at)
+                ttl_s, at = _read_ttl(body, at)
+                payloads.append(payload)
+                found.append(attributes.encode(*beside))
+                ttls_s.append(ttl_s)
     except IndexError:
         raise avro.ends_in("messages") from None
     except Malformed as error:
         raise avro.malformed("messages", error) from None
     return PublishRequest(
         pointer,
-        reader.payloads,
-        attributes=reader.attributes if any(reader.attributes) else (),
-        ttls_s=reader.ttls_s if any(ttl_s is not None for ttl_s in reader.ttls_s) else (),
+        payloads,
+        attributes=found if any(found) else (),
+        ttls_s=ttls_s if any(ttl_s is not None for ttl_s in ttls_s) else (),
     )
-
-
-class _MessageList:
-    """The messages of a publish or a store that were read so far."""
-
-    def __init__(self, body: bytes) -> None:
-        self.payloads: list[bytes] = []
-        self.attributes: list[bytes] = []
-        self.ttls_s: list[int | None] = []
-        self._body = body
-        self._parts = 0
-        """The number of messages and headers read in this step."""
-        self._stop = STEP_BYTES
-        """The position in the body at which this step ends."""
-
-    def read(self, at: int, count: int) -> Steps[int]:
-        """Read messages, and return the position after them. Raises Malformed, IndexError, BadRequest."""
-        body, payloads = self._body, self.payloads
-        count += len(payloads)
-        while len(payloads) < count:
-            size, start = read_size(body, at)
-            at = start + size
-            if size <= STEP_BYTES:
-                payloads.append(body[start:at])
-            else:
-                payloads.append((yield from copied(body, start, at)))
-            (key, headers), at = attributes.read(body, at)
-            ttl_s, at = _read_ttl(body, at)
-            self.attributes.append(attributes.encode(key, headers))
-            self.ttls_s.append(ttl_s)
-            self._parts += 1 + len(headers)
-            if self._parts >= _STEP_PARTS or at >= self._stop:
-                yield
-                self._parts, self._stop = 0, at + STEP_BYTES
-        return at
 
 
 def _read_ttl(body: bytes, at: int) -> tuple[int | None, int]:

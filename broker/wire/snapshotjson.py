@@ -14,62 +14,44 @@ from __future__ import annotations
 
 import base64
 from array import array
-from typing import Any, Final
+from typing import Any
 
 from broker.errors import BadRequest
 from broker.model import Snapshot
-from broker.wire import json_numbers, pointers
-from broker.wire.jsontext import parse_steps
-from broker.wire.read_steps import Steps, Take, finish, free
-from broker.wire.transaction import transaction_steps
+from broker.wire import Take, free, json_numbers, pointers
+from broker.wire.jsontext import parse
+from broker.wire.transaction import decode_transaction
 
 _NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
 _LISTS = ("invalids", "in_progress", "checkpoint_pointers")
-_PIECE: Final = 2_048
-"""How many numbers one step reads or writes."""
 _NAMES = (*_NUMBERS, *_LISTS, "long", "visibility")
 
 
-def body_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
-    """Return in steps the snapshot of a request's body that has no other part. Raises BadRequest, BodyTooLarge."""
-    value = yield from parse_steps(body)
-    yield
+def decode_body(body: bytes, *, take: Take = free) -> Snapshot:
+    """Return the snapshot of a request's body that has no other part. Raises BadRequest, BodyTooLarge."""
+    value = parse(body)
     if not isinstance(value, dict) or set(value) != {"snapshot"}:
         raise BadRequest('The body must be a JSON object with "snapshot" and nothing else.')
-    return (yield from snapshot_steps(value["snapshot"], take=take))
+    return decode_snapshot(value["snapshot"], take=take)
 
 
-def decode_snapshot(value: object) -> Snapshot:
-    """Return the snapshot in a parsed JSON value. Raises BadRequest."""
-    return finish(snapshot_steps(value))
-
-
-def snapshot_steps(value: object, *, take: Take = free) -> Steps[Snapshot]:
-    """Return in steps the snapshot in a parsed JSON value. It calls ``take`` for its pointers."""
+def decode_snapshot(value: object, *, take: Take = free) -> Snapshot:
+    """Return the snapshot in a parsed JSON value. It calls ``take`` for its pointers. Raises BadRequest."""
     if isinstance(value, str):
-        transaction = _bytes(value)
-        yield
-        return (yield from transaction_steps(transaction, take=take))
+        return decode_transaction(_bytes(value), take=take)
     if isinstance(value, dict):
-        return (yield from _from_parts(value, take))
+        return _from_parts(value, take)
     raise BadRequest("snapshot: hex, base64 or an object is needed.")
 
 
 def encode_snapshot(snapshot: Snapshot) -> dict[str, object]:
     """Return a snapshot's members by name. Its numbers are strings."""
-    return finish(encode_steps(snapshot))
-
-
-def encode_steps(snapshot: Snapshot) -> Steps[dict[str, object]]:
-    """Return the same in steps."""
-    members: dict[str, object] = {name: str(getattr(snapshot, name)) for name in _NUMBERS}
-    for name in _LISTS:
-        numbers, texts = getattr(snapshot, name), list[str]()
-        for at in range(0, len(numbers), _PIECE):
-            texts += map(str, numbers[at : at + _PIECE])
-            yield
-        members[name] = texts
-    return {**members, "long": snapshot.long, "visibility": snapshot.visibility.name}
+    return {
+        **{name: str(getattr(snapshot, name)) for name in _NUMBERS},
+        **{name: [str(each) for each in getattr(snapshot, name)] for name in _LISTS},
+        "long": snapshot.long,
+        "visibility": snapshot.visibility.name,
+    }
 
 
 def _bytes(text: str) -> bytes:
@@ -85,7 +67,7 @@ def _base64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _from_parts(parts: dict[str, Any], take: Take) -> Steps[Snapshot]:
+def _from_parts(parts: dict[str, Any], take: Take) -> Snapshot:
     for name in parts:
         if name not in _NAMES:
             raise BadRequest(f"snapshot: {name!a:.80} is none of {', '.join(_NAMES)}.")
@@ -102,17 +84,9 @@ def _from_parts(parts: dict[str, Any], take: Take) -> Steps[Snapshot]:
             if not isinstance(parts[name], list):
                 raise BadRequest(f"snapshot: {name} must be a list of numbers.")
             take(pointers.items(len(parts[name])))
-            numbers = yield from _numbers(name, parts[name])
-            known[name] = yield from pointers.of_numbers(numbers)
+            numbers = [json_numbers.read_long(f"snapshot: {name}", each) for each in parts[name]]
+            known[name] = pointers.ascending(array("q", numbers))
     return Snapshot(**known, long=_flag(parts), visibility=_level(parts))
-
-
-def _numbers(name: str, values: list[object]) -> Steps[array[int]]:
-    numbers, where = array("q"), f"snapshot: {name}"
-    for at in range(0, len(values), _PIECE):
-        numbers.extend(json_numbers.read_long(where, each) for each in values[at : at + _PIECE])
-        yield
-    return numbers
 
 
 def _flag(parts: dict[str, Any]) -> bool:

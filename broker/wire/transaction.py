@@ -27,11 +27,9 @@ from typing import Final
 
 from broker.errors import BadRequest
 from broker.model import Snapshot
-from broker.wire import pointers
-from broker.wire.read_steps import Steps, Take, finish, free
+from broker.wire import Take, free, pointers
 from broker.wire.thriftskip import FIELD, I32, I64, LIST, LIST_HEAD, STOP, Skipper
 
-"""The content type of these bytes."""
 _FIELD_TYPES = {1: I64, 2: I64, 3: LIST, 4: LIST, 5: I64, 6: I32, 7: I64, 8: LIST, 9: I32}
 _SHORT, _LONG = 1, 2
 
@@ -69,15 +67,13 @@ def _encode_list(number: int, listed: Sequence[int]) -> bytes:
     return head + numbers.tobytes()
 
 
-def decode_transaction(body: bytes) -> Snapshot:
-    """Read a snapshot. Raises BadRequest, as Skipper.past and for more than POINTERS_MAX pointers."""
-    return finish(transaction_steps(body))
+def decode_transaction(body: bytes, *, take: Take = free) -> Snapshot:
+    """Read a snapshot. It calls ``take`` for its pointers.
 
-
-def transaction_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
-    """Read a snapshot in steps, as ``decode_transaction``. It calls ``take`` for its pointers."""
+    Raises BadRequest, as Skipper.past and for more than POINTERS_MAX pointers.
+    """
     try:
-        fields = yield from _FieldReader(body, take).fields()
+        fields = _FieldReader(body, take).fields()
     except (IndexError, struct.error):
         raise BadRequest("transaction: its bytes end in the middle of a field.") from None
     return _snapshot(fields)
@@ -115,7 +111,7 @@ class _FieldReader:
         self._skipper = Skipper(body, "transaction")
         self._pointers = 0
 
-    def fields(self) -> Steps[dict[int, _Value]]:
+    def fields(self) -> dict[int, _Value]:
         """Return the known fields. Raises BadRequest; IndexError and struct.error if the body ends too early."""
         body, at = self._body, 0
         found: dict[int, _Value] = {}
@@ -127,13 +123,13 @@ class _FieldReader:
                 raise IndexError
             if _FIELD_TYPES.get(number) == kind:
                 if kind == LIST:
-                    found[number] = yield from self._list(at)
+                    found[number] = self._list(at)
                 else:
                     found[number] = int.from_bytes(body[at:end], "big", signed=True)
             at = end
         return found
 
-    def _list(self, at: int) -> Steps[array[int]]:
+    def _list(self, at: int) -> array[int]:
         kind, count = LIST_HEAD.unpack_from(self._body, at)
         if count and kind != I64:
             raise BadRequest("transaction: a list of pointers contains values of another type.")
@@ -144,4 +140,4 @@ class _FieldReader:
                 "together."
             )
         self._take(pointers.items(count))
-        return (yield from pointers.of_bytes(self._body, at + LIST_HEAD.size, count))
+        return pointers.of_bytes(self._body, at + LIST_HEAD.size, count)

@@ -15,12 +15,14 @@ early, they raise IndexError; their callers turn it into an error that names the
 
 from __future__ import annotations
 
+import io
 from typing import Final
 
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 _LONG_BYTES_MAX = 10
 _INT_BYTES_MAX = 5
+_COPY_BYTES = 512 * 1024
 
 
 class Malformed(ValueError):
@@ -87,7 +89,17 @@ def _continue(body: bytes | memoryview, at: int, rest: int, bytes_max: int) -> t
 def read_bytes(body: bytes, at: int) -> tuple[bytes, int]:
     """Return a byte string and the position after it. Raises Malformed, IndexError."""
     size, at = read_size(body, at)
-    return body[at : at + size], at + size
+    return copied(body, at, at + size), at + size
+
+
+def copied(body: bytes, start: int, end: int) -> bytes:
+    """Return ``body[start:end]``. Between the parts of a large copy, other threads may run."""
+    if end - start <= _COPY_BYTES:
+        return body[start:end]
+    view, copy = memoryview(body), io.BytesIO()
+    for at in range(start, end, _COPY_BYTES):
+        copy.write(view[at : min(at + _COPY_BYTES, end)])
+    return copy.getvalue()  # It returns the written bytes without another copy.
 
 
 def read_size(body: bytes, at: int) -> tuple[int, int]:

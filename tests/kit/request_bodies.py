@@ -6,7 +6,6 @@ import json
 from types import ModuleType
 
 from broker.model import Poll, PublishRequest
-from broker.wire.read_steps import finish
 from broker.wire.transaction import encode_transaction
 
 
@@ -39,13 +38,13 @@ def poll_in_avro_json(poll: Poll) -> bytes:
 
 def read_publish(codec: ModuleType, body: bytes, messages_max: int = 1_000_000) -> PublishRequest:
     """Read the body of a publish or a store with the codec of its content type."""
-    read: PublishRequest = finish(codec.publish_request_steps(body, messages_max=messages_max))
+    read: PublishRequest = codec.decode_publish_request(body, messages_max=messages_max)
     return read
 
 
 def read_poll(codec: ModuleType, body: bytes) -> Poll:
     """Read the body of a poll with the codec of its content type."""
-    read: Poll = finish(codec.poll_steps(body))
+    read: Poll = codec.decode_poll(body)
     return read
 
 

@@ -21,7 +21,6 @@ from typing import Final, TypeVar
 
 from broker import user_code
 from broker.errors import BodyTooLarge
-from broker.slices import ShortWork
 from broker.storage.leveldb import files
 from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
@@ -95,8 +94,7 @@ class LevelDBTable:
         if clear and has_cells(space):
             await self._warm(cells_prefix(space, row))
         request = ChangeRequest(space, row, expected, puts, deletes, clear)
-        with ShortWork():
-            changed: bool = await self._writer.submit(lambda round_: round_.change(request))
+        changed: bool = await self._writer.submit(lambda round_: round_.change(request))
         if changed and clear and has_cells(space):
             self._compaction.gone([cells_prefix(space, row)])
         return changed

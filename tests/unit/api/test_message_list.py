@@ -37,39 +37,39 @@ def message(payload: bytes, key: bytes | None = None) -> Message:
     return Message(bytes(19) + b"\x05", payload, key, {"h": b"\xff"} if key else {})
 
 
-def written(form: Any, *parts: list[Message]) -> bytes:
+async def written(form: Any, *parts: list[Message]) -> bytes:
     out = JsonList(form)
-    pieces = [piece for part in parts for piece in out.pieces(part)]
+    pieces = [piece for part in parts async for piece in out.pieces(part)]
     assert max(map(len, pieces), default=0) <= PIECE_BYTES_MAX
     return b"".join([*pieces, out.end()])
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_large_message_is_the_same_json_in_pieces(form: str, payload: str) -> None:
+async def test_a_large_message_is_the_same_json_in_pieces(form: str, payload: str) -> None:
     large = message(PAYLOADS[payload], b"k")
     some = [message(b"a"), large, message(b"b"), large, large]
-    assert written(FORMS[form], some) == b"[" + FORMS[form].together(some) + b"]"
+    assert await written(FORMS[form], some) == b"[" + FORMS[form].together(some) + b"]"
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("count", [0, 1, 2, MESSAGES_AT_ONCE, MESSAGES_AT_ONCE + 1, 1000])
-def test_a_long_list_is_the_same_json_in_pieces(form: str, count: int) -> None:
+async def test_a_long_list_is_the_same_json_in_pieces(form: str, count: int) -> None:
     some = [message(b"%d" % number * 100) for number in range(count)]
     whole = json.loads(b"[" + FORMS[form].together(some) + b"]")
     half = count // 2
-    assert json.loads(written(FORMS[form], some)) == whole
-    assert json.loads(written(FORMS[form], some[:half], [], some[half:])) == whole
+    assert json.loads(await written(FORMS[form], some)) == whole
+    assert json.loads(await written(FORMS[form], some[:half], [], some[half:])) == whole
 
 
-def test_each_step_encodes_a_bounded_number_of_messages() -> None:
+async def test_each_step_encodes_a_bounded_number_of_messages() -> None:
     asked: list[int] = []
 
     def together(messages: Any) -> bytes:
         asked.append(len(messages))
         return plainjson.encode_items(messages)
 
-    written(ItemForm(together, plainjson.item_in_pieces), [message(b"a")] * 1000)
+    await written(ItemForm(together, plainjson.item_in_pieces), [message(b"a")] * 1000)
     assert max(asked) == MESSAGES_AT_ONCE
     assert sum(asked) == 1000
 

@@ -113,7 +113,7 @@ async def test_pointers_of_a_snapshot_are_counted(broker: Broker) -> None:
     snapshot = Snapshot(transaction_id=9, read_pointer=8, invalids=range(10_000))
     body = avro.encode_poll(Poll(snapshot=snapshot))
     waits = Request("POST", POLL, "", CIMultiDict(AVRO), body, hold=hold)
-    await body_reader.read(waits, avro.poll_steps(body, take=body_reader.counting(waits)))
+    await body_reader.read(waits, avro.decode_poll)
     assert budgets.held[BudgetKind.ITEMS] == 10_000 // 8
 
 

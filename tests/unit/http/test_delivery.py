@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from broker import long_work
 from broker.api.router import Router
 from broker.config.sections import Config, ServerConfig
 from broker.errors import Unavailable
@@ -261,3 +262,27 @@ async def test_every_packed_block_is_sent_at_once(broker: Broker) -> None:
         assert await reply.content.readexactly(10_000) == b"x" * 5000 + b"y" * 5000
         go_on.set()
         assert await reply.content.read() == b"z" * 5000
+
+
+async def test_a_stream_that_is_always_ready_lets_other_tasks_run(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_work, "SLICE_S", 0.0)
+    rounds: list[int] = [0]
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        for _ in range(20):
+            rounds.append(0)
+            yield b"x"
+
+    async def count_rounds() -> None:
+        while True:
+            await asyncio.sleep(0)
+            rounds[-1] += 1
+
+    serve_polls(broker, lambda: ChunkedReply(chunks(), "avro/binary"))
+    counting = asyncio.create_task(count_rounds())
+    async with listening(broker) as http:
+        assert (await http("POST", POLL, b"\x04\x01\x02\x02", AVRO)).body == b"x" * 20
+    counting.cancel()
+    assert min(rounds[1:-1]) >= long_work.ROUNDS_FREE

@@ -10,8 +10,8 @@ from broker.config.sections import Config, ServerConfig
 from broker.http import drain, server
 from broker.http.inbound import Connection
 from broker.http.server import SPREAD, TICK_S
+from broker.long_work import soon
 from broker.model import Poll, PublishRequest
-from broker.slices import soon
 from broker.wire import avro
 from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, ChangesTooLarge
 from broker.transactions import tephra_frames as frames
-from broker.wire.read_steps import STEP_BYTES, finish
 from tests.unit.tephra.vectors import VECTORS, Vector
 
 IDL = frames.Idl()
@@ -24,7 +23,7 @@ def head(method: str, kind: int = 1) -> bytes:
 def read(message: bytes, taken: list[int] | None = None) -> frames.TephraCall:
     take = (lambda _: None) if taken is None else taken.append
     found = frames.read_head(message)
-    return finish(frames.call_steps(IDL, message, found, take=take))
+    return frames.read_call(IDL, message, found, take=take)
 
 
 def keys(count: int, *listed: bytes) -> bytes:
@@ -94,7 +93,7 @@ def test_many_keys_are_refused_before_they_are_read() -> None:
     def bounded(method: str, arguments: bytes) -> frames.TephraCall:
         message = head(method) + arguments + b"\0"
         found = frames.read_head(message)
-        return finish(frames.call_steps(IDL, message, found, most=most, take=taken.append))
+        return frames.read_call(IDL, message, found, most=most, take=taken.append)
 
     for arguments in (keys(4), keys(2, b"", b"") * 2, keys(2, b"abc", b"def"), keys(1, b"abcdef")):
         with pytest.raises(ChangesTooLarge):
@@ -112,7 +111,7 @@ def test_the_count_of_items_can_refuse_a_call() -> None:
 
     message = CAN_COMMIT + keys(1, b"a") + b"\0"
     with pytest.raises(BodyTooLarge):
-        finish(frames.call_steps(IDL, message, frames.read_head(message), take=take))
+        frames.read_call(IDL, message, frames.read_head(message), take=take)
 
 
 NO_CALLS = {
@@ -134,18 +133,6 @@ def test_a_frame_that_is_no_call_is_recognised_by_its_head(case: str) -> None:
         frames.read_head(NO_CALLS[case])
 
 
-def test_a_large_set_is_read_in_steps() -> None:
-    count = 50_000
-    message = CAN_COMMIT + keys(count, *[b"k%d" % number for number in range(count)]) + b"\0"
-    most = frames.Most(keys=count)
-    steps = frames.call_steps(IDL, message, frames.read_head(message), most=most)
-    assert sum(1 for _ in steps) == count // 250
-    ids = b"\x0e\x00\x01\x0a" + struct.pack(">i", count) + bytes(8 * count) + b"\0"
-    message = head("truncateInvalidTx") + ids
-    steps = frames.call_steps(IDL, message, frames.read_head(message))
-    assert sum(1 for _ in steps) == count // 250
-
-
 def framed(message: bytes) -> bytes:
     return struct.pack(">i", len(message)) + message
 
@@ -159,12 +146,12 @@ def test_frames_come_in_any_pieces(vectors: list[Vector], cuts: list[int]) -> No
         while rest:
             frame, rest = incoming.feed(rest)
             if frame is not None:
-                found.append(finish(frames.joined(frame)))
+                found.append(b"".join(frame))
     assert found == [vector.request for vector in vectors]
     assert not incoming.has_begun
 
 
-def test_a_large_frame_is_joined_in_steps() -> None:
+def test_a_large_frame_comes_in_segments() -> None:
     message = CAN_COMMIT + keys(1, bytes(range(256)) * 20_000)
     incoming, frame = frames.Incoming(), None
     whole = framed(message)
@@ -172,10 +159,9 @@ def test_a_large_frame_is_joined_in_steps() -> None:
         frame, _ = incoming.feed(whole[at : at + 100_000])
     assert frame is not None
     sizes = [len(segment) for segment in frame]
-    assert max(sizes) < STEP_BYTES + 100_000
-    assert sum(1 for _ in frames.joined([*frame])) == len(sizes) > 5
-    assert finish(frames.joined(frame)) == message
-    assert not frame
+    assert max(sizes) < 700_000
+    assert len(sizes) > 5
+    assert b"".join(frame) == message
 
 
 @pytest.mark.parametrize("length", [-1, 0, frames.FRAME_BYTES_MAX + 1, 0x47455420])
@@ -210,7 +196,7 @@ def test_changed_calls_are_read_or_refused(
     try:
         found = frames.read_head(changed)
         if found.method in IDL.methods:
-            finish(frames.call_steps(IDL, changed, found))
+            frames.read_call(IDL, changed, found)
     except (BrokerError, frames.NoCall):
         pass
 

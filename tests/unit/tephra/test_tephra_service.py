@@ -21,7 +21,6 @@ from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_frames as frames
 from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.tephra_service import TephraAnswer, TephraBounds, TephraService
-from broker.wire.read_steps import finish
 from broker.wire.transaction import decode_transaction
 from tests.unit.tephra.fakes import Scripted
 from tests.unit.tephra.vectors import VECTORS, Vector
@@ -44,10 +43,7 @@ def ask(
         service = TephraService(transactions, VirtualClock(loop), TephraBounds(5))
         service._unhiding = Unhiding(NothingHidden(), allowed=reset_allowed)
         head = frames.read_head(request)
-        steps = frames.call_steps(
-            service.idl, request, head, most=service.most, take=lambda _: None
-        )
-        call = finish(steps)
+        call = frames.read_call(service.idl, request, head, most=service.most)
         return loop.run_until_complete(service.answer(call, caller))
 
 

@@ -13,8 +13,8 @@ from broker.errors import (
     NotLeader,
     PayloadsSealed,
 )
+from broker.long_work import soon
 from broker.model import ROW_ID_MIN, row_id
-from broker.slices import soon
 from broker.testing.mutants import in_force
 from broker.topics.dedupe import (
     EXPIRED_AT_ONCE,

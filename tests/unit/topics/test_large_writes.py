@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker.errors import Fenced, IdempotencyKeyReused, TooManyMessages
+from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN
 from broker.model import PublishRequest
-from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN
 from broker.topics import admission
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import Bench, failing, settle

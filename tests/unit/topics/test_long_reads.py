@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker import slices
+from broker import long_work
 from broker.errors import Overloaded
 from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.model import Message, Poll, Snapshot
@@ -23,7 +23,7 @@ PIECE = max(PIECE_BYTES_MAX, WHOLE_BYTES_MAX)
 
 @pytest.fixture
 def every_step_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(long_work, "SLICE_S", 0.0)
 
 
 async def _skipped_then_one(bench: Bench) -> None:
@@ -86,26 +86,6 @@ async def test_a_poll_for_few_messages_skips_many_in_few_reads_and_counts_them(
     stream = await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT, limit=limit))
     assert [m.payload async for some in stream.messages() for m in some] == [b"seen"]
     assert len(bench.table.calls) < SKIPPED // 20
-
-
-@pytest.mark.usefixtures("every_step_is_a_slice")
-async def test_a_reader_that_is_always_ready_lets_other_tasks_run(bench: Bench) -> None:
-    await bench.create()
-    await bench.publish(*[bytes(1000) for _ in range(3000)])
-    stream = await bench.topics.poll(TOPIC, Poll())
-    rounds, pieces = 0, 0
-
-    async def read() -> None:
-        nonlocal pieces
-        async for _ in stream.blocks():
-            pieces += 1
-
-    reading = asyncio.ensure_future(read())
-    while not reading.done():
-        await settle(1)
-        rounds += 1
-    assert pieces > 9
-    assert rounds >= pieces
 
 
 async def _all(stream: Any, decoder: PollDecoder | PagesDecoder, form: Any) -> list[Message]:

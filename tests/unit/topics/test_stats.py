@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker import slices
+from broker import long_work
 from broker.model import ROW_ID_MIN
 from broker.storage import payloads
 from broker.storage.keys import LogId
@@ -87,7 +87,7 @@ async def test_of_many_entries_only_some_are_counted_exactly(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, entries_max: int
 ) -> None:
     monkeypatch.setattr(stats, "ENTRIES_MAX", entries_max)
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(long_work, "SLICE_S", 0.0)
     bench.bounds = PageBounds(cells_max=2)
     bench.restart(page_bytes_max=1000)
     await bench.create()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import slices
+from broker import long_work
 from broker.errors import (
     Fenced,
     OutcomeUnknown,
@@ -18,8 +18,8 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
+from broker.long_work import ASIDE_BYTES_MIN
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
-from broker.slices import ASIDE_BYTES_MIN
 from broker.storage import head as heads
 from broker.storage.head import PageState
 from broker.storage.keys import LogId
@@ -364,7 +364,7 @@ async def test_a_closed_payload_log_is_freed_before_the_deadlines_of_its_stores(
 async def test_many_payload_logs_with_keys_close_in_steps(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "STEPS_NOW_MAX", 3)
+    monkeypatch.setattr(long_work, "STEPS_NOW_MAX", 3)
     await bench.create()
     for number in range(10):
         await bench.stored(number, b"x", options=PublishOptions(key="k"))

@@ -1,6 +1,5 @@
 """Reading a list run by run gives the same values as Python's parser."""
 
-import itertools
 import json
 import tracemalloc
 from typing import Any
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, TooManyMessages
 from broker.wire import jsonlist
 from broker.wire.jsonlist import read_list
-from broker.wire.read_steps import finish
 
 NAME = "messages"
-STEPS_MAX = 100
 
 texts = st.text(alphabet='ab"\\,[]{}:é😀 \n\t\x00', max_size=30)
 scalars = (
@@ -49,7 +46,7 @@ def any_name(_: str) -> None:
 
 def read(body: bytes) -> tuple[list[Any], object]:
     found: list[Any] = []
-    rest = finish(read_list(body, NAME, found.extend, any_name))
+    rest = read_list(body, NAME, found.extend, any_name)
     return found, rest
 
 
@@ -169,7 +166,7 @@ def test_too_large_bodies_are_refused_in_few_steps_and_little_memory(body, error
 
     tracemalloc.start()
     with pytest.raises(error):
-        list(itertools.islice(read_list(body, NAME, add, any_name), STEPS_MAX))
+        read_list(body, NAME, add, any_name)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 30_000_000
@@ -183,7 +180,7 @@ def test_an_unknown_name_is_refused_before_its_value_is_read():
     for end in (b'[{"a', b"{}}", b"1"):
         body = b'{"messages":["%s"],"other":%s' % (b"a" * 20_000, end)
         with pytest.raises(BadRequest, match="no field other"):
-            finish(read_list(body, NAME, lambda _: None, refuse))
+            read_list(body, NAME, lambda _: None, refuse)
 
 
 def test_a_long_message_is_read():
@@ -192,16 +189,12 @@ def test_a_long_message_is_read():
     assert read(body) == (messages, [])
 
 
-def test_one_step_reads_no_more_than_a_few_windows():
+def test_a_run_is_no_more_than_some_windows():
     runs: list[int] = []
-    steps = read_list(
-        json.dumps(["ab"] * 100_000).encode(), NAME, lambda run: runs.append(len(run)), any_name
-    )
-    counts = [0, *(sum(runs) for _ in steps)]
+    body = json.dumps(["ab"] * 100_000).encode()
+    read_list(body, NAME, lambda run: runs.append(len(run)), any_name)
     assert sum(runs) == 100_000
-    assert max(b - a for a, b in itertools.pairwise(counts)) <= 2 * jsonlist.WINDOW_BYTES / len(
-        '"ab",'
-    )
+    assert max(runs) <= 2 * jsonlist.WINDOW_BYTES / len('"ab",')
 
 
 def test_the_consumer_of_values_may_refuse_more():
@@ -209,4 +202,4 @@ def test_the_consumer_of_values_may_refuse_more():
         raise TooManyMessages("There are too many.")
 
     with pytest.raises(BrokerError, match="too many"):
-        finish(read_list(b'["a"]', NAME, refuse, any_name))
+        read_list(b'["a"]', NAME, refuse, any_name)

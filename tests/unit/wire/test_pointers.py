@@ -1,4 +1,5 @@
 import struct
+from array import array
 
 import pytest
 from hypothesis import given
@@ -6,21 +7,19 @@ from hypothesis import strategies as st
 
 from broker.model import Snapshot
 from broker.wire import pointers
-from broker.wire.read_steps import finish
 
 I64_MAX = (1 << 63) - 1
 numbers = st.lists(st.integers(-I64_MAX - 1, I64_MAX), max_size=40)
 
 
-@given(numbers, st.booleans(), st.integers(1, 6), st.integers(1, 6))
-def test_pointers_come_in_order(given_, in_order, piece, merged):
+@given(numbers, st.booleans(), st.integers(1, 6))
+def test_pointers_come_in_order(given_, in_order, run):
     listed = sorted(given_) if in_order else given_
     body = b"xyz" + struct.pack(f">{len(listed)}q", *listed) + b"rest"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pointers, "_PIECE", piece)
-        patched.setattr(pointers, "_MERGED", merged)
-        assert list(finish(pointers.of_bytes(body, 3, len(listed)))) == sorted(listed)
-        assert list(finish(pointers.of_numbers(listed))) == sorted(listed)
+        patched.setattr(pointers, "_RUN", run)
+        assert list(pointers.of_bytes(body, 3, len(listed))) == sorted(listed)
+        assert list(pointers.ascending(array("q", listed))) == sorted(listed)
 
 
 @pytest.mark.parametrize(("count", "items"), [(0, 0), (1, 1), (8, 1), (9, 2), (1_000_000, 125_000)])
@@ -30,8 +29,8 @@ def test_eight_pointers_count_as_one_item(count, items):
 
 def test_a_snapshot_of_arrays_is_that_of_lists():
     listed = [1, 5, 9]
-    array = finish(pointers.of_numbers(listed))
-    one = Snapshot(transaction_id=10, read_pointer=9, invalids=array, in_progress=array)
+    numbers = array("q", listed)
+    one = Snapshot(transaction_id=10, read_pointer=9, invalids=numbers, in_progress=numbers)
     other = Snapshot(transaction_id=10, read_pointer=9, invalids=listed, in_progress=listed)
     assert one == other
     assert repr(one) == repr(other)

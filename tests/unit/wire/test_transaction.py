@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, Overloaded
 from broker.model import Snapshot
 from broker.wire import pointers
-from broker.wire.read_steps import finish
-from broker.wire.transaction import decode_transaction, encode_transaction, transaction_steps
+from broker.wire.transaction import decode_transaction, encode_transaction
 
 STOP = b"\x00"
 I64_MAX = (1 << 63) - 1
@@ -178,14 +177,14 @@ def test_pointers_are_bounded_over_all_lists(monkeypatch):
 def test_pointers_are_counted_before_they_are_read():
     counted: list[int] = []
     body = a_list(3, list(range(100))) + a_list(4, [5]) + STOP
-    finish(transaction_steps(body, take=counted.append))
+    decode_transaction(body, take=counted.append)
     assert counted == [13, 1]
 
     def refuse(_: int) -> None:
         raise Overloaded("There is no room.")
 
     with pytest.raises(Overloaded):
-        next(transaction_steps(body, take=refuse))
+        decode_transaction(body, take=refuse)
 
 
 @pytest.mark.slow
