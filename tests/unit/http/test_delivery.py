@@ -17,6 +17,7 @@ from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
+from tests.kit.bench import settle
 from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
@@ -277,7 +278,7 @@ async def test_a_stream_that_is_always_ready_lets_other_tasks_run(
 
     async def count_rounds() -> None:
         while True:
-            await asyncio.sleep(0)
+            await settle(1)
             rounds[-1] += 1
 
     serve_polls(broker, lambda: ChunkedReply(chunks(), "avro/binary"))
