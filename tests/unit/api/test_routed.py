@@ -1,4 +1,4 @@
-"""How requests reach the handlers of a cluster. How nodes answer together is in tests/unit/routing."""
+"""Bring a request to the leader of its topic, and tell which node that is."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from broker.testing.virtual_time import pass_time
 from broker.topics.topic_state import TopicState
 from broker.wire import avro
 from tests.kit.http_cluster import JSON, HttpCluster, on_cluster
-from tests.kit.serving import topic_path
+from tests.kit.serving import Broker, Http, topic_path
 
 PUBLISH = topic_path("t", "publish")
 TEXT = {"Content-Type": "text/plain"}
@@ -180,3 +180,28 @@ async def test_a_purge_through_any_node_holds_at_every_node(cluster: HttpCluster
         assert [row["payload"] for row in page["messages"]] == ["new"]
         shown = (await cluster(node, "GET", topic_path("t"))).json
         assert shown["purged_ms"] == str(purged.json["purged_ms"])
+
+
+LEADER = topic_path("t", "leader")
+
+
+async def test_a_standalone_node_leads_every_topic(http: Http) -> None:
+    before = await http("GET", LEADER)
+    assert before.json == {"node": 0, "url": http.url, "epoch": None}
+    await http("POST", topic_path("t", "publish"), b"a", {"Content-Type": "text/plain"})
+    assert (await http("GET", LEADER)).json == {"node": 0, "url": http.url, "epoch": 1}
+    assert "Broker-Leader" not in before.headers
+
+
+@on_cluster(nodes=2)
+async def test_every_node_of_a_cluster_names_the_leader(cluster: HttpCluster) -> None:
+    for epoch, leader in enumerate((0, 1), start=1):
+        await cluster.lead(leader)
+        await cluster.publish(0, "a")
+        for node in (0, 1):
+            told = (await cluster(node, "GET", LEADER)).json
+            assert told == {"node": leader, "url": cluster.url(leader), "epoch": epoch}
+
+
+async def test_an_unknown_topic_has_no_leader(broker: Broker) -> None:
+    assert (await broker.call("GET", topic_path("no", "leader"))).status == 404
