@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.api import body_reader
+from broker.api import asked
 from broker.api.asked import place_in
 from broker.api.own_service import AnyService
 from broker.clock import Clock
@@ -64,8 +64,8 @@ class BlockersApi:
             if text is not None:
                 raise BadRequest("transaction: give it, or a snapshot in the body, but not both.")
             if media_type(request.headers) == THRIFT:
-                return await body_reader.read(request, decode_transaction), "request"
-            return await body_reader.read_snapshot(request), "request"
+                return await asked.read(request, decode_transaction), "request"
+            return await asked.read_snapshot(request), "request"
         if text is None:
             return await self._service.snapshot(request.deadline), "now"
         if not (text.isascii() and text.isdecimal() and len(text) <= 19):

@@ -7,10 +7,15 @@ from typing import Any, Final
 
 import orjson
 
-from broker.api.asked import in_generation, place_in
-from broker.api.body_reader import read_snapshot
-from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
-from broker.api.payload_text import in_pieces, shown, shown_beside
+from broker.api.asked import in_generation, place_in, read_snapshot
+from broker.api.message_list import (
+    MESSAGES_AT_ONCE,
+    ItemForm,
+    JsonList,
+    in_pieces,
+    shown,
+    shown_beside,
+)
 from broker.http.budget import BudgetKind, Hold
 from broker.http.reply import Answer, ChunkedReply, Piece, Reply
 from broker.http.request import Request

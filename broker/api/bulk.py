@@ -12,8 +12,7 @@ from functools import partial
 from typing import Final
 
 from broker.api.arrow import ArrowMaker, ArrowStream
-from broker.api.asked import id_in, in_generation
-from broker.api.body_reader import read_snapshot
+from broker.api.asked import id_in, in_generation, read_snapshot
 from broker.api.polls import blocked_by
 from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece

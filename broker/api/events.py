@@ -33,9 +33,8 @@ from typing import Any, Final
 
 import orjson
 
-from broker.api.abandonment import unless_abandoned
 from broker.api.asked import in_generation, place_in
-from broker.api.payload_text import in_pieces, shown, shown_beside
+from broker.api.message_list import in_pieces, shown, shown_beside
 from broker.api.polls import EventPage, committed_in
 from broker.api.routed import BROKER_LEADER
 from broker.clock import Clock
@@ -46,6 +45,7 @@ from broker.model import MESSAGE_ID_BYTES, MessageId, Poll, ShownMessage, TopicI
 from broker.operations.media_types import EVENTS
 from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
+from broker.shield import unless_abandoned
 from broker.topics.browse import BrowseQuery
 from broker.topics.topics import Topics
 from broker.wire.avrojson import PART_BYTES

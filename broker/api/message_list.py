@@ -10,9 +10,15 @@ messages::
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+import base64
+import codecs
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import orjson
+
+from broker.long_work import aside
 from broker.wire.avrojson import PART_BYTES
 
 MESSAGES_AT_ONCE: Final = 128
@@ -74,3 +80,80 @@ class JsonList(Generic[Item]):
     def _separator(self) -> bytes:
         before, self._before = self._before, b","
         return before
+
+
+# --- Payloads, keys and headers: as text if they are UTF-8, else in base64 ------------------------
+
+
+class ShownPayload(NamedTuple):
+    """A payload as the JSON shows it. ``truncated`` is true if bytes are missing at the end."""
+
+    encoding: str
+    text: str
+    truncated: bool
+
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+def shown(payload: bytes | memoryview, bytes_max: int | None = None) -> ShownPayload:
+    """Return at most ``bytes_max`` bytes of a payload: as text if they are UTF-8, else as base64.
+
+    The text never ends in the middle of a character.
+    """
+    truncated = bytes_max is not None and len(payload) > bytes_max
+    part = payload[:bytes_max] if truncated else payload
+    try:
+        text = _UTF8().decode(part, final=not truncated)
+    except UnicodeDecodeError:
+        return ShownPayload("base64", base64.b64encode(part).decode("ascii"), truncated)
+    return ShownPayload("text", text, truncated)
+
+
+async def in_pieces(
+    before: Mapping[str, Any], payload: bytes | memoryview, after: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
+    """Yield a JSON object in pieces: the fields ``before``, then ``encoding`` and ``payload``, then ``after``.
+
+    ``encoding`` and ``payload`` are as ``shown`` makes them. Each piece has a part of the payload. ``after`` must have at
+    least one field.
+    """
+    encoding = "text" if await aside(partial(_is_text, payload)) else "base64"
+    yield orjson.dumps({**before, "encoding": encoding})[:-1] + b',"payload":"'
+    if encoding == "text":
+        for text in _decoded(payload):
+            yield orjson.dumps(text)[1:-1]
+    else:
+        for at in range(0, len(payload), PART_BYTES):
+            yield base64.b64encode(payload[at : at + PART_BYTES])
+    yield b'",' + orjson.dumps(after)[1:]
+
+
+def _is_text(payload: bytes | memoryview) -> bool:
+    try:
+        for _ in _decoded(payload):
+            pass
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _decoded(payload: bytes | memoryview) -> Iterator[str]:
+    """Yield the parts of a payload as text. Raises UnicodeDecodeError at the first part that is not UTF-8."""
+    decoder = _UTF8()
+    for at in range(0, len(payload), PART_BYTES):
+        yield decoder.decode(payload[at : at + PART_BYTES], final=at + PART_BYTES >= len(payload))
+
+
+def shown_beside(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the fields ``key`` (null if there is none) and ``headers`` of a message."""
+    return {
+        "key": None if key is None else _value(key),
+        "headers": {name: _value(value) for name, value in headers.items()},
+    }
+
+
+def _value(value: bytes) -> str | dict[str, str]:
+    """Return bytes as text if they are UTF-8, else as ``{"base64": …}``."""
+    whole = shown(value)
+    return whole.text if whole.encoding == "text" else {"base64": whole.text}

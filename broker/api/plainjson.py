@@ -28,7 +28,7 @@ import orjson
 
 from broker.api import asked
 from broker.api.asked import parse_place
-from broker.api.payload_text import in_pieces, shown, shown_beside
+from broker.api.message_list import in_pieces, shown, shown_beside
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     NO_HEADERS,
@@ -52,9 +52,8 @@ from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import Take, attributes, avrojson, free
 from broker.wire.json_numbers import read_long
-from broker.wire.json_values import encode_json
 from broker.wire.jsonlist import read_list
-from broker.wire.jsontext import parse
+from broker.wire.jsontext import encode_json, parse
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.varint import INT_MAX
 

@@ -26,8 +26,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from broker.api import body_reader, plainjson
-from broker.api.abandonment import unless_abandoned
+from broker.api import asked, plainjson
 from broker.api.asked import BodyType, body_type, in_generation
 from broker.api.message_list import ItemForm, JsonList
 from broker.api.own_service import AnyService
@@ -55,6 +54,7 @@ from broker.routing import nodeheaders
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.routed_calls import MOVED, Call, Relayed
+from broker.shield import unless_abandoned
 from broker.topics.overdue import in_time
 from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
@@ -137,7 +137,7 @@ class Polling:
         kind = body_type(request.headers)
         whole = request.headers.get("Accept") == MESSAGES
         wait_s, committed = self._wait_s(request), committed_in(request)
-        poll = await body_reader.read(request, _POLLS[kind])
+        poll = await asked.read(request, _POLLS[kind])
         if poll.generation is None and request.generation is not None:
             poll = replace(poll, generation=request.generation)
         if committed and poll.snapshot is not None:

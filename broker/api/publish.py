@@ -1,23 +1,36 @@
-"""Handlers of publish, store and rollback."""
+"""Handlers of publish, store and rollback, and of stages."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Final
 
-from broker.api import body_reader, plainjson
+from broker.api import asked, plainjson
 from broker.api.asked import BodyType, body_type
 from broker.errors import BadRequest
 from broker.http.budget import BudgetKind
-from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, media_type
+from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, json_reply, media_type
 from broker.http.request import Request
-from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, check_key, check_producer
+from broker.model import (
+    POINTER_MAX,
+    ROW_ID_MIN,
+    PublishRequest,
+    RollbackRange,
+    check_key,
+    check_producer,
+)
+from broker.moments import rfc3339
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON
 from broker.operations.parameters import TTL
+from broker.operations.replies import Stage
+from broker.operations.sent import StagesSent
 from broker.places import GENERATION_HEADER
 from broker.topics.settings import Producer, PublishedIds, PublishOptions
+from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
 from broker.wire import avro, avrojson, messages
+from broker.wire.json_numbers import read_long
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRODUCER_ID = "Producer-Id"
@@ -95,16 +108,16 @@ async def decoded(
         BrokerError: the budget has no room for so many messages.
     """
     body = request.body
-    if request.headers.get("Content-Type") == AVRO and len(body) <= body_reader.UNCOUNTED_BYTES_MAX:
+    if request.headers.get("Content-Type") == AVRO and len(body) <= asked.UNCOUNTED_BYTES_MAX:
         return avro.decode_publish_request(body, messages_max=messages_max), BodyType.AVRO
     kind = body_type(request.headers, raw=raw, writes=True)
     if kind is BodyType.RAW:
         return PublishRequest(None, [body]), kind
-    if len(body) > body_reader.UNCOUNTED_BYTES_MAX:
+    if len(body) > asked.UNCOUNTED_BYTES_MAX:
         # The messages, with their keys and headers, are copies of parts of the body, and live as long as the request.
         request.hold.take(BudgetKind.BODY_BYTES, len(body))
     decode = partial(_PUBLISHES[kind], messages_max=messages_max)
-    return await body_reader.read(request, decode), kind
+    return await asked.read(request, decode), kind
 
 
 def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
@@ -205,3 +218,69 @@ def _result_headers(published: PublishedIds) -> Headers:
     if published.messages is not None:
         told = (*told, (COUNT, str(published.messages)))
     return (*EMPTY_REPLAYED.headers, *told) if published.replayed else told
+
+
+# --- Stages: several writers store messages, each in its own stage; one publish shows them together ---
+
+LIST_BYTES_MAX: Final = 256 * 1024
+"""The largest body with a list of stages."""
+
+
+class Staging:
+    """The handlers of stages."""
+
+    def __init__(
+        self, topics: Topics, *, messages_max: int, check_pointer: CheckPointer = any_pointer
+    ) -> None:
+        """Keep the service. ``messages_max`` bounds one store."""
+        self._topics = topics
+        self._messages_max = messages_max
+        self._check_pointer = check_pointer
+
+    async def begin_stage(self, request: Request) -> Answer:
+        """Answer a new stage."""
+        stage = await self._topics.begin_stage(request.topic, options_of(request))
+        ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
+        return json_reply(Stage(stage=str(-stage), ends_at=rfc3339(ends_ms)))
+
+    async def store_staged(self, request: Request) -> Answer:
+        """Store messages in a stage. They keep the order of their stores."""
+        wanted, _ = await decoded(request, raw=True, messages_max=self._messages_max)
+        if wanted.pointer is not None:
+            raise BadRequest("A stage has no write pointer. Give it when the stages are published.")
+        if not wanted.payloads:
+            raise BadRequest("Messages are missing: a store needs at least one.")
+        wanted = wanted._replace(stages=(_stage(request.names.stage),))
+        stored = await self._topics.store(request.topic, wanted, options_of(request))
+        return stored_reply(stored)
+
+    async def publish_stages(self, request: Request) -> Answer:
+        """Publish stages atomically, in the order of the list."""
+        wanted = _list_of_stages(request.body)
+        options = options_of(request, numbered=True)
+        if wanted.pointer is not None:
+            await self._check_pointer(wanted.pointer, request.deadline)
+        published = await self._topics.publish(request.topic, wanted, options)
+        wants_avro = request.headers.get("Accept") == AVRO
+        return publish_reply(published, BodyType.AVRO if wants_avro else BodyType.JSON)
+
+
+def _stage(text: object) -> int:
+    if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 19:
+        number = int(text)
+        if 0 < number <= POINTER_MAX:
+            return -number
+    raise BadRequest(
+        f"A stage must be the number that the broker gave, as a string, not {text!r:.80}."
+    )
+
+
+def _list_of_stages(body: bytes) -> PublishRequest:
+    sent: StagesSent = asked.read_small(body, StagesSent, bytes_max=LIST_BYTES_MAX)
+    pointer = sent.get("write_pointer")
+    if pointer is not None:
+        pointer = read_long("write_pointer", pointer)
+    stages = [_stage(each) for each in sent["stages"]]
+    if len(set(stages)) < len(stages):
+        raise BadRequest("stages: the list has a stage twice.")
+    return PublishRequest(pointer, (), stages)

@@ -19,14 +19,12 @@ from broker.api.health import Health
 from broker.api.own_service import AnyService, OwnService
 from broker.api.placement import Placing
 from broker.api.polls import Polling
-from broker.api.prune import PruningApi
-from broker.api.publish import CheckPointer, Publishing, any_pointer
+from broker.api.publish import CheckPointer, Publishing, Staging, any_pointer
 from broker.api.routed import Routed
 from broker.api.router import Handler, Route
-from broker.api.stages import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin, pinned
-from broker.api.transactions import TransactionsApi, truncated
+from broker.api.transactions import PruningApi, TransactionsApi, truncated
 from broker.clock import Clock
 from broker.config.sections import Config, Role
 from broker.errors import NotFound

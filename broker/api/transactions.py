@@ -1,4 +1,7 @@
-"""Handlers of the transaction service. They answer a transaction as JSON, or as the bytes of Tephra's TTransaction."""
+"""Handlers of the transaction service, and of pruning.
+
+They answer a transaction as JSON, or as the bytes of Tephra's TTransaction.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,31 @@ import base64
 import binascii
 from typing import Any, Final
 
-from broker.api import body_reader
-from broker.api.asked import checked
+from broker.api import asked
+from broker.api.asked import checked, shown_id
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.long_work import heavy
-from broker.model import POINTER_MAX, Snapshot
+from broker.model import POINTER_MAX, ROW_ID_BYTES, Snapshot, timestamp_of
+from broker.moments import rfc3339
 from broker.operations.media_types import TEPHRA_SNAPSHOT, THRIFT
-from broker.operations.parameters import TRANSACTION_LIMIT
-from broker.operations.replies import Invalidated, Nothing, Reset, Truncated
+from broker.operations.parameters import THROUGH, TRANSACTION_LIMIT
+from broker.operations.replies import (
+    Invalidated,
+    Nothing,
+    Pruned,
+    PrunePlan,
+    Reset,
+    Truncated,
+    Unpassed,
+)
 from broker.operations.sent import ChangesSent, CommitSent, TransactionSent, TruncateSent
 from broker.operations.shapes import Shape
+from broker.transactions.prune import Pruning, PruningPlan
 from broker.transactions.service import Transactions
 from broker.wire import Take
-from broker.wire.json_numbers import read_long
+from broker.wire.json_numbers import read_long, shown_long
 from broker.wire.jsontext import parse
 from broker.wire.snapshotjson import encode_snapshot
 from broker.wire.transaction import encode_transaction
@@ -64,7 +77,7 @@ class TransactionsApi:
     async def can_commit_transaction(self, request: Request) -> Answer:
         """Take the keys that a transaction changed, and answer whether it may commit."""
         transaction = transaction_of(request)
-        changes = await body_reader.read(request, _decode_changes)
+        changes = await asked.read(request, _decode_changes)
         await self._service.can_commit(transaction, changes, request.deadline)
         return json_reply(Nothing())
 
@@ -129,7 +142,7 @@ class TransactionsApi:
 
 async def truncated(request: Request) -> tuple[list[int], int | None]:
     """Return the ids, or the moment in ms, of a request that truncates. Raises BadRequest, BodyTooLarge."""
-    return await body_reader.read(request, _decode_truncated)
+    return await asked.read(request, _decode_truncated)
 
 
 def _decode_truncated(body: bytes, *, take: Take) -> tuple[list[int], int | None]:
@@ -168,7 +181,7 @@ def _pointer(name: str, value: object) -> int:
 
 async def _sent(request: Request, shape: Shape) -> Any:
     """Return the fields of a body of this shape; an empty body has none. Raises BadRequest, BodyTooLarge."""
-    return await body_reader.read(request, lambda body, take: _decode_fields(body, shape, take))
+    return await asked.read(request, lambda body, take: _decode_fields(body, shape, take))
 
 
 def _decode_fields(body: bytes, shape: Shape, take: Take) -> Any:
@@ -192,3 +205,78 @@ def _key(text: object) -> bytes:
     except (binascii.Error, ValueError):
         pass
     raise BadRequest(f"changes: {text!r:.80} is not base64.")
+
+
+# --- Pruning --------------------------------------------------------------------------------------
+
+
+class PruningApi:
+    """The handlers of pruning. Any node answers: the facts lie in the records and in the transaction service."""
+
+    def __init__(self, pruning: Pruning) -> None:
+        """Keep the pruning service."""
+        self._pruning = pruning
+
+    async def prune_plan(self, request: Request) -> Answer:
+        """Answer which transactions can be pruned. Change nothing."""
+        return json_reply(
+            told(await self._pruning.plan(THROUGH.of(request.query), request.deadline))
+        )
+
+    async def prune_transactions(self, request: Request) -> Answer:
+        """Prune all transactions that may be pruned."""
+        plan, removed = await self._pruning.prune(THROUGH.of(request.query), request.deadline)
+        return json_reply(Pruned(**told(plan), removed=removed))
+
+
+def told(plan: PruningPlan) -> PrunePlan:
+    """Return a plan as JSON."""
+    prunable = plan.prunable
+    return PrunePlan(
+        invalid=plan.invalid,
+        prunable=len(prunable),
+        oldest_prunable=str(prunable[0]) if prunable else None,
+        newest_prunable=str(prunable[-1]) if prunable else None,
+        oldest_left=shown_long(plan.oldest_left),
+        reason=reason(plan),
+        settled_at=None if plan.settled_ms is None else rfc3339(plan.settled_ms),
+        in_progress=shown_long(plan.in_progress),
+        unpassed=_unpassed(plan),
+    )
+
+
+def _unpassed(plan: PruningPlan) -> Unpassed | None:
+    each = plan.unpassed
+    if each is None:
+        return None
+    page = each.page.ljust(ROW_ID_BYTES, b"\0")
+    return Unpassed(
+        namespace=each.topic.namespace,
+        topic=each.topic.topic,
+        generation=each.generation,
+        passed_below=str(each.below),
+        page=shown_id(page),
+        page_time=rfc3339(timestamp_of(page)) if any(page) else None,
+    )
+
+
+def reason(plan: PruningPlan) -> str | None:
+    """Return why not more transactions can be pruned; None if none is left."""
+    if plan.unpassed is not None:
+        name = "/".join(plan.unpassed.topic)
+        return (
+            f"No sweep has passed topic {name} (generation {plan.unpassed.generation}) since transaction "
+            f"{plan.oldest_left} was settled. The node that should lead the topic passes it in one of its next sweeps, at "
+            "most an hour after the last one. If it does not, its log says why."
+        )
+    if plan.in_progress is not None:
+        return (
+            f"Transaction {plan.in_progress} began before transaction {plan.oldest_left}, and is still in progress. See "
+            f"broker tx show {plan.in_progress}."
+        )
+    if plan.settled_ms is not None:
+        return (
+            f"Transaction {plan.oldest_left} is younger than the longest life of a transaction plus the margin. It can be "
+            f"pruned after {rfc3339(plan.settled_ms)}."
+        )
+    return None

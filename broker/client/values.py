@@ -15,7 +15,7 @@ from broker.http.address import Address
 from broker.http.outbound import header_lines
 from broker.model import NO_HEADERS, MessageId, TopicId
 from broker.places import Place
-from broker.wire.json_values import encode_json
+from broker.wire.jsontext import encode_json
 
 TopicName = str | TopicId | tuple[str, str]
 """How callers name a topic: ``"namespace/topic"``, ``"topic"`` in the client's own namespace, or

@@ -23,7 +23,7 @@ from broker.cli.transfer.file_records import NO_ID, GrowingFile, check_reaches
 from broker.cli.transfer.parquetfile import ParquetFile
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message
-from broker.wire.json_values import encode_json
+from broker.wire.jsontext import encode_json
 
 
 class Format(Protocol):

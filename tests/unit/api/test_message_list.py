@@ -1,13 +1,15 @@
-"""Long lists and large messages are written as JSON in small pieces, with the same text as in one step."""
+"""Messages as a JSON list, in pieces, and their payloads as text or base64."""
 
 import base64
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.api import plainjson
-from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList
+from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList, shown
 from broker.http.reply import ChunkedReply
 from broker.model import Message, PublishRequest, TopicId
 from broker.topics.pages import PIECE_BYTES_MAX
@@ -133,3 +135,24 @@ async def test_a_browse_of_large_and_of_many_messages_comes_in_pieces(
         assert preview["size"] == each["size"]
         if each["encoding"] == preview["encoding"]:
             assert each["payload"].startswith(preview["payload"].rstrip("="))
+
+
+def test_text_is_text_and_the_rest_base64() -> None:
+    assert shown("grüße\n".encode()) == ("text", "grüße\n", False)
+    assert shown(b"") == ("text", "", False)
+    assert shown(b"\xff\x00") == ("base64", "/wA=", False)
+
+
+def test_a_cut_never_goes_through_a_character() -> None:
+    assert shown("aä".encode(), 2) == ("text", "a", True)
+    assert shown("aä".encode(), 3) == ("text", "aä", False)
+    assert shown(b"\xe4\xb8", None) == ("base64", "5Lg=", False)
+
+
+@given(st.binary(max_size=40), st.integers(1, 50))
+def test_the_shown_text_is_a_prefix(payload: bytes, bytes_max: int) -> None:
+    encoding, text, truncated = shown(payload, bytes_max)
+    told = text.encode() if encoding == "text" else base64.b64decode(text)
+    assert payload.startswith(told)
+    assert truncated == (len(payload) > bytes_max)
+    assert truncated or told == payload

@@ -5,7 +5,7 @@ import json
 import pytest
 from multidict import CIMultiDict
 
-from broker.api import body_reader
+from broker.api import asked
 from broker.config.sections import Config, LimitsConfig
 from broker.http.budget import BudgetKind, Budgets, Hold
 from broker.http.reply import ChunkedReply, Reply
@@ -113,7 +113,7 @@ async def test_pointers_of_a_snapshot_are_counted(broker: Broker) -> None:
     snapshot = Snapshot(transaction_id=9, read_pointer=8, invalids=range(10_000))
     body = avro.encode_poll(Poll(snapshot=snapshot))
     waits = Request("POST", POLL, "", CIMultiDict(AVRO), body, hold=hold)
-    await body_reader.read(waits, avro.decode_poll)
+    await asked.read(waits, avro.decode_poll)
     assert budgets.held[BudgetKind.ITEMS] == 10_000 // 8
 
 

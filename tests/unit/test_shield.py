@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from broker.api.abandonment import unless_abandoned
+from broker.shield import unless_abandoned
 
 
 async def test_work_that_ends_gives_its_result() -> None:
