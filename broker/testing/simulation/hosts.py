@@ -150,6 +150,7 @@ class HostLoop(VirtualLoop):
             self._jump()
         self._turns_at_once += 1
         if self._turns_at_once > TURNS_AT_ONCE_MAX:
+            self._turns_at_once = 0  # What is cancelled now has turns of its own.
             raise Hang(f"the program spins at {self.time():.3f} s: no time passes")
         for _ in range(len(ready)):
             handle = ready.popleft()

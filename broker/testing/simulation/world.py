@@ -107,6 +107,7 @@ def _end(loop: SimLoop) -> None:
             break
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.wait(left, timeout=END_S))
+        with contextlib.suppress(Hang):  # A task that spins goes on to do so.
+            loop.run_until_complete(asyncio.wait(left, timeout=END_S))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

@@ -53,6 +53,21 @@ def test_a_test_that_waits_for_ever_beside_nodes_that_live_ends_with_its_place()
     assert time.monotonic() - began < 60
 
 
+@simulated(seed=1)
+async def spinning() -> None:
+    async with Cluster(nodes=1):
+        while True:
+            await pass_time()
+
+
+def test_a_test_that_spins_ends_with_its_place_and_without_other_words() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(Hang, match=r"spins .* the test waits at .*test_bounds_of_a_world"):
+            spinning()
+        gc.collect()
+
+
 @pytest.mark.parametrize("test", [deaf, asleep])
 def test_a_bound_of_ones_own_ends_a_test(test: Callable[[], None]) -> None:
     with pytest.raises(Hang, match="60 s"):
