@@ -170,8 +170,8 @@ async def take(client: Client, namespace: str | None, rows_max: int) -> ClusterS
     """
     nodes, topics = await asyncio.gather(_nodes(client), _names(client, namespace))
     asked = topics[:ASKED_MAX]
-    turns = asyncio.Semaphore(AT_ONCE)
-    found = await asyncio.gather(*(_topic(client, topic, turns) for topic in asked))
+    limit = asyncio.Semaphore(AT_ONCE)
+    found = await asyncio.gather(*(_topic(client, topic, limit) for topic in asked))
     rows = sorted((row for row in found if row is not None), key=busiest_first)
     return ClusterSnapshot(nodes, rows[:rows_max], len(topics), len(asked))
 
@@ -192,11 +192,11 @@ async def _names(client: Client, namespace: str | None) -> list[TopicId]:
     return [TopicId(one, name) for one in namespaces for name in await client.topics(one)]
 
 
-async def _topic(client: Client, topic: TopicId, turns: asyncio.Semaphore) -> TopicRow | None:
+async def _topic(client: Client, topic: TopicId, limit: asyncio.Semaphore) -> TopicRow | None:
     """Return a topic's figures; None if it was deleted meanwhile."""
     name = "/".join(topic)
     try:
-        async with turns:
+        async with limit:
             stats = await client.stats(topic)
     except TopicNotFound:
         return None

@@ -59,7 +59,7 @@ REGIONS = "hbase.hbase_regions"
 REGIONS_LOCAL = 4
 """The number of regions; on one disk more regions only take longer to make."""
 
-STAGES: Final = (
+END_ORDER: Final = (
     ((ProcessKind.BROKER, ProcessKind.PROCESSOR), STOP_S),
     # JVMs of HBase end within a second, unless a server that they need is gone.
     ((ProcessKind.GATEWAY, ProcessKind.MASTER, ProcessKind.REGION_SERVER), 5.0),
@@ -335,12 +335,14 @@ class LocalCluster:
         self._held.close()
 
     def _end_processes(self, home: Path) -> None:
-        """End the processes in the order of ``STAGES``: each kind ends before the servers that it uses."""
+        """End the processes in the order of ``END_ORDER``: each kind ends before the servers that it uses."""
         pids.begin_end(home)
         kinds = {member.name: member.kind for member in self.members}
-        for stage, grace_s in STAGES:
+        for ending_kinds, grace_s in END_ORDER:
             live = pids.live(home)
-            ending = [live[name] for name in live if kinds.get(name, ProcessKind.BROKER) in stage]
+            ending = [
+                live[name] for name in live if kinds.get(name, ProcessKind.BROKER) in ending_kinds
+            ]
             pids.end(ending, signal.SIGTERM, grace_s)
 
 
