@@ -186,8 +186,7 @@ class Polling:
         until = clock.monotonic() + asked.wait_s
         while True:
             polled = await self._once(request, asked, until)
-            over = clock.monotonic() >= until or request.abandoned().done()
-            if polled.is_final or over:
+            if polled.is_final or clock.monotonic() >= until or request.abandoned().done():
                 return polled.answer
             await clock.sleep(min(AGAIN_S, asked.wait_s))
 

@@ -1,4 +1,7 @@
-"""Coordinate in one process: a tree of nodes for many simulated brokers, with faults.
+"""Coordinate in one process: the tree of a node alone, or of many simulated brokers, with faults.
+
+A node alone has the only session. No fault ever comes, so its locks are free and its calls are answered in the next
+rounds of the event loop.
 
 The tree behaves like ZooKeeper's. Sessions own ephemeral nodes. A session ends by the *servers'* clock, and the client
 learns of it late. Watches fire once. An answer can be lost after the request was done. The recipes above the tree are
