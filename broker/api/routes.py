@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Final
 
 import orjson
@@ -78,7 +77,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
     asked = service or own
     handlers = handlers_of(
-        *_of_topics(topics, config, asked, routed, _pointer_check(topics, config, transactions)),
+        *_of_topics(topics, config, asked, routed, _pointer_check(config, transactions)),
         TransactionsApi(transactions),
         PruningApi(_pruning(topics, asked)),
         ClusterViewHandlers(cluster),
@@ -118,11 +117,11 @@ def _of_role(operation: DeclaredOperation, role: Role, handler: Handler) -> Hand
     return refuse
 
 
-def _pointer_check(topics: Topics, config: Config, transactions: Transactions) -> CheckPointer:
+def _pointer_check(config: Config, transactions: Transactions) -> CheckPointer:
     """Return the check of write pointers. A node that does not serve the transactions itself allows any pointer."""
     if config.server.role != Role.ALL or config.transactions.transactions_url is not None:
         return any_pointer
-    return partial(transactions.check_in_progress, alone=topics.around.is_alone)
+    return transactions.check_in_progress
 
 
 def _of_topics(

@@ -1,7 +1,7 @@
 """Define tenure: the other parts of a node ask it whether this node may claim a topic's log.
 
 A tenure is only advice: it keeps a node from claiming a topic that another one should lead. The head of the log's last
-page decides which node's writes count. A standalone node may claim everything at any time.
+page decides which node's writes count. Without other nodes, everything may be claimed at any time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def not_leader(topic: TopicId, place: TopicPlacement, epoch: int | None = None) 
 
 
 class Tenure(Protocol):
-    """The right to claim topics. Implementations: ``Everything``, for a standalone node; a cluster's leases."""
+    """The right to claim topics. Implementations: a node's leases (cluster_tenure.py); ``Everything``, for an offline sweep."""
 
     def place(self, topic: TopicId) -> TopicPlacement:
         """Return the node that should lead a topic, as far as this node knows. It sends no request."""
@@ -60,7 +60,7 @@ class Tenure(Protocol):
 
 
 class Everything:
-    """The tenure of a standalone node."""
+    """The tenure of a process that has the store to itself, and serves no requests."""
 
     def place(self, topic: TopicId) -> TopicPlacement:
         """Return this node."""

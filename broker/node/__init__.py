@@ -1,1 +1,1 @@
-"""A node: this package connects the parts of a standalone node, or of a node in a cluster."""
+"""A node: this package connects its parts. A standalone node is a cluster of one."""

@@ -5,7 +5,7 @@ A record outlives its topic, so that the next generation of the name is higher. 
     {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…", "purged_ms": 1764000000000}
 
 Every write has a fresh token. So if the outcome of a write is unknown, a read of the record shows whether this write
-or another one made it. In a standalone node this process is the only writer, so it need not read a record twice. In a
+or another one made it. If the store belongs to this process, it is the only writer, so it need not read a record twice. In a
 cluster this module caches nothing: a topic's leader keeps the record that it read at its claim, and any other node
 reads the record whenever it needs it.
 """

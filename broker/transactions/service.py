@@ -154,17 +154,17 @@ class Transactions:
 
         return await self._execute("", decide, deadline)
 
-    async def check_in_progress(self, pointer: int, deadline: float | None, *, alone: bool) -> None:
+    async def check_in_progress(self, pointer: int, deadline: float | None) -> None:
         """Return if messages may be written under a pointer, as far as this node knows.
 
-        A node that leads the service knows. A standalone node (``alone``) can always lead it; but if no transaction was
-        ever begun here, another service gives the pointers.
+        A node that leads the service knows. A node alone can always lead it; but if no transaction was ever begun here,
+        another service gives the pointers.
 
         Raises:
             TransactionNotInProgress: the pointer's transaction has ended, or never began.
         """
         state = self.state
-        if state is None and not (alone and await self._was_used(deadline)):
+        if state is None and not (self._around.is_alone and await self._was_used(deadline)):
             return
         if state is not None and state.is_in_progress(pointer):
             return

@@ -63,7 +63,7 @@ async def test_a_look_for_the_journal_that_ends_after_its_first_transaction_chan
 ) -> None:
     registry, looked = service.bench.topics.leaders.registry, Gate()
     monkeypatch.setattr(registry, "read", partial(looked.after, registry.read))
-    looking = asyncio.ensure_future(service.check_in_progress(7, None, alone=True))
+    looking = asyncio.ensure_future(service.check_in_progress(7, None))
     await looked.reached.wait()
     monkeypatch.undo()
     await service.start()
@@ -73,7 +73,7 @@ async def test_a_look_for_the_journal_that_ends_after_its_first_transaction_chan
     service.bench.leader(TRANSACTIONS).end(Fenced("over"))
     assert service.state is None
     with pytest.raises(TransactionNotInProgress):
-        await service.check_in_progress(7, None, alone=True)
+        await service.check_in_progress(7, None)
 
 
 async def test_looks_for_the_journal_at_one_time_agree(
@@ -81,13 +81,11 @@ async def test_looks_for_the_journal_at_one_time_agree(
 ) -> None:
     registry, looked = service.bench.topics.leaders.registry, Gate()
     monkeypatch.setattr(registry, "read", partial(looked.after, registry.read))
-    looking = [
-        asyncio.ensure_future(service.check_in_progress(7, None, alone=True)) for _ in range(3)
-    ]
+    looking = [asyncio.ensure_future(service.check_in_progress(7, None)) for _ in range(3)]
     await looked.reached.wait()
     looked.open()
     await asyncio.gather(*looking)
-    await service.check_in_progress(7, None, alone=True)
+    await service.check_in_progress(7, None)
 
 
 async def test_each_transaction_is_counted_by_its_outcome(service: Service) -> None:
