@@ -14,8 +14,8 @@ client sends (``problem``), and the check of what a server answers (``fits``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -145,43 +145,87 @@ def fits(value: object, shape: Shape, *, strict: bool = False) -> bool:
     lists count. A server asks with ``strict`` about a field that it was sent: words and sizes count, too. It does not look
     into lists and objects, since they may be large: their reader does, some items at a time.
     """
+    return _check_of(shape, strict)(value)
+
+
+Check = Callable[[Any], bool]
+
+
+@cache
+def _check_of(shape: Shape, strict: bool) -> Check:
+    """Return the check of a shape. It is made once: an answer may have ten thousand objects of one shape."""
     origin, args = _made_of(shape)
+    check: Check
     if origin is Annotated:
-        rules = [each.keywords for each in args[1:] if isinstance(each, Rule)] if strict else ()
-        return fits(value, args[0], strict=strict) and all(_keeps(value, each) for each in rules)
-    if origin is Union:
-        return any(fits(value, each, strict=strict) for each in args)
-    if origin is Literal:
-        return value in args if strict else type(value) is type(args[0])
-    if origin is list or origin is dict or is_typeddict(shape):
-        kind = list if origin is list else dict
-        return isinstance(value, kind) and (strict or _holds(value, shape))
-    if shape is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    is_value = shape is object or type(value) is shape
-    return is_value and not (strict and shape is str and not _is_text(str(value)))
+        rules = [each.keywords for each in args[1:] if isinstance(each, Rule)]
+        check = _check_of(args[0], strict)
+        if strict and rules:
+            check = _all([check, *(partial(_keeps, rule=each) for each in rules)])
+    elif origin is Union:
+        check = _any([_check_of(each, strict) for each in args])
+    elif origin is Literal:
+        check = args.__contains__ if strict else _of_types(*map(type, args))
+    elif origin is list or origin is dict or is_typeddict(shape):
+        check = _check_of_parts(shape, strict=strict)
+    elif shape is object:
+        check = _all([])
+    elif shape is str and strict:
+        check = _is_text
+    else:
+        check = _of_types(int, float) if shape is float else _of_types(shape)
+    return check
 
 
-def _holds(value: Any, shape: Shape) -> bool:
-    """Return whether the parts of a list or an object have the shapes that theirs gives them."""
+def _all(checks: Sequence[Check]) -> Check:
+    return lambda value: all(each(value) for each in checks)
+
+
+def _any(checks: Sequence[Check]) -> Check:
+    return lambda value: any(each(value) for each in checks)
+
+
+def _of_types(*kinds: type) -> Check:
+    """Return the check that a value has exactly one of these types: a boolean is no number."""
+    return lambda value: type(value) in kinds
+
+
+def _check_of_parts(shape: Shape, *, strict: bool) -> Check:
+    """Return the check of a list or an object; without ``strict``, of its parts, too."""
     origin, args = _made_of(shape)
+    kind = list if origin is list else dict
+    if strict:
+        return lambda value: isinstance(value, kind)
     if origin is list:
-        return all(fits(each, args[0]) for each in value)
+        item = _check_of(args[0], strict)
+        return lambda value: isinstance(value, list) and all(map(item, value))
     if origin is dict:
-        return all(fits(each, args[1]) for each in value.values())
-    return all(
-        fits(value[name], kind) if name in value else not required
-        for name, (kind, required) in fields_of(shape).items()
-    )
+        item = _check_of(args[1], strict)
+        return lambda value: isinstance(value, dict) and all(map(item, value.values()))
+    fields = [
+        (name, _check_of(part, strict), required)
+        for name, (part, required) in fields_of(shape).items()
+    ]
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, dict):
+            return False
+        for name, part, required in fields:
+            if name in value:
+                if not part(value[name]):
+                    return False
+            elif required:
+                return False
+        return True
+
+    return check
 
 
-def _is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a text: it has no half of a surrogate pair."""
+def _is_text(value: Any) -> bool:
+    """Return whether a value is a text that UTF-8 can encode: it has no half of a surrogate pair."""
     try:
-        value.encode()
+        return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def problem(value: Mapping[str, object], shape: Shape) -> str | None:
