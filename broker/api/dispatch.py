@@ -17,15 +17,24 @@ from broker.api import asked
 from broker.api.origins import UNDER_ANY_NAME, Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
-from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, StorageCorrupt
+from broker.errors import (
+    BadName,
+    BadRequest,
+    BrokerError,
+    MethodNotAllowed,
+    Overloaded,
+    StorageCorrupt,
+)
 from broker.http.budget import Cut, Hold
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
 from broker.http.request import PathNames, Request
 from broker.metrics import OK, Metrics
+from broker.moments import span_s
 from broker.operations.operation import Action
-from broker.routing.deadlines import REQUEST_TIMEOUT, parse_timeout_s
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 
+REQUEST_TIMEOUT = "Request-Timeout"
 UNKNOWN_ROUTE = "unknown"
 PREFLIGHT = "preflight"
 INTERNAL = BrokerError.code
@@ -171,3 +180,17 @@ class Dispatch:
 
 def _error_fields(error: BrokerError) -> dict[str, str]:
     return {"code": error.code, "error": error.message}
+
+
+def parse_timeout_s(text: str) -> float:
+    """Return the seconds that the header ``Request-Timeout`` gives. Raises BadRequest."""
+    try:
+        seconds = span_s(text)
+    except ValueError as error:
+        raise BadRequest(f"{REQUEST_TIMEOUT}: {error}") from None
+    if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:
+        raise BadRequest(
+            f"{REQUEST_TIMEOUT} must be seconds, more than 0 and at most "
+            f"{REQUEST_TIMEOUT_S_MAX:g}, not {text!a:.80}."
+        )
+    return seconds

@@ -11,9 +11,8 @@ from broker.clock import Clock
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent, json_of
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.deadlines import on_the_wire_ms
 from broker.routing.lanes import SentLane
-from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
+from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, on_the_wire_ms
 from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, RelayedAnswer, whole
 from broker.routing.routed_calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.shield import bare

@@ -14,16 +14,31 @@
 
 A release that changes these headers takes the next number of the protocol, and serves the number before it, too. So a
 node may send this protocol to a node with a greater number, and serves no other.
+
+Inside a node a deadline is a time of its monotonic clock. Between nodes it is a time of the guarded wall clock. It is
+absolute, so that the leader refuses a late copy even if the network delayed it for long::
+
+    sender    monotonic deadline ──▶ now_ms + the time left      Broker-Deadline
+    leader    Broker-Deadline - now_ms ──▶ monotonic deadline    past it: refused, nothing done
+
+Each node's clock differs from the storage's by ``clock_skew_ms_max`` at most, so two nodes' clocks differ by twice that
+at most. So a leader may begin a request up to this time after its sender gave up. That is safe: the sender has then
+answered *unknown*, never *refused*. Conversely, if the leader's clock is ahead by more than the time left, it refuses a
+request that its sender still waits for. This loses nothing, because nothing was done. A leader that tolerated late
+requests would also accept late copies. After such a refusal the leader compares its clock with the storage's
+(api/routed.py). If its clock is off by more, it leaves the membership.
 """
 
 from __future__ import annotations
 
 import hmac
+import math
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from broker.errors import BadRequest, Forbidden, NoLeader
+from broker.errors import BadRequest, Forbidden, NoLeader, Overloaded
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 
 PROTOCOL: Final = 1
 
@@ -168,3 +183,22 @@ def _ticket(headers: Mapping[str, str]) -> LaneTicket | None:
             f"{LANE}: the lowest unresolved number, {ticket.lowest}, is above the request's own, {ticket.number}."
         )
     return ticket
+
+
+def on_the_wire_ms(deadline: float, monotonic: float, now_ms: int) -> int:
+    """Return a monotonic deadline as a time of the guarded wall clock, rounded up."""
+    return now_ms + math.ceil((deadline - monotonic) * 1000)
+
+
+def from_the_wire(deadline_ms: int, monotonic: float, now_ms: int) -> float:
+    """Return another node's deadline in monotonic seconds of this node.
+
+    Raises:
+        Overloaded: it has passed.
+    """
+    left_s = min((deadline_ms - now_ms) / 1000, REQUEST_TIMEOUT_S_MAX)
+    if left_s <= 0:
+        raise Overloaded(
+            "By the leader's clock, the request's deadline passed before the request arrived."
+        )
+    return monotonic + left_s

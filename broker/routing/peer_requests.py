@@ -19,7 +19,7 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.errors import NoLeader, OutcomeUnknown, Overloaded, StorageCorrupt, Unavailable
-from broker.routing import deadlines, nodeheaders
+from broker.routing import nodeheaders
 from broker.routing.lanes import LANES_MAX, LaneDecision, ReceivedLanes
 from broker.routing.nodeheaders import NodeHeaders, Sender
 from broker.storage.records import RecordStore
@@ -53,7 +53,7 @@ class Receiving:
         """
         node_headers = nodeheaders.parse(headers, self._secret)
         now_ms = self._clock.now_ms()
-        return node_headers, deadlines.from_the_wire(
+        return node_headers, nodeheaders.from_the_wire(
             node_headers.deadline_ms, self._clock.monotonic(), now_ms
         )
 

@@ -15,7 +15,7 @@ from broker.coordination import instances
 from broker.errors import NotFound
 from broker.model import MessageId, Topic, first_row_at
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
-from broker.routing import deadlines
+from broker.routing import nodeheaders
 from broker.routing.lanes import LaneDecision, ReceivedLanes
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.cursors import Cursors, StoredCursor
@@ -107,7 +107,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "deadline": Mutant(
         "a leader gives a forwarded request its full time, without the time that it was in flight",
-        deadlines,
+        nodeheaders,
         "from_the_wire",
         lambda _: lambda _deadline_ms, monotonic, _now_ms: monotonic + REQUEST_TIMEOUT_S_MAX,
     ),

@@ -2,14 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.api.dispatch import parse_timeout_s
 from broker.errors import BadRequest, Overloaded
-from broker.routing import deadlines
-from broker.routing.deadlines import (
-    REQUEST_TIMEOUT_S_MAX,
-    from_the_wire,
-    on_the_wire_ms,
-    parse_timeout_s,
-)
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
+from broker.routing import nodeheaders
+from broker.routing.nodeheaders import from_the_wire, on_the_wire_ms
 from broker.testing.mutants import in_force
 
 SECONDS = st.floats(0, 1e6)
@@ -31,7 +28,7 @@ def test_a_request_after_its_deadline_is_refused(late_ms, now_ms, monotonic):
 
 def test_without_the_guard_a_late_request_is_taken():
     with in_force("deadline"):
-        assert deadlines.from_the_wire(0, 5.0, 1000) > 5.0
+        assert nodeheaders.from_the_wire(0, 5.0, 1000) > 5.0
 
 
 @given(ahead_ms=st.integers(300_000, 1 << 45))
