@@ -1,13 +1,17 @@
-"""Access to the transaction service for this node's own parts: the sweeper, the blockers of a topic, pruning.
+"""The transaction service for this node's own parts, on any node of a cluster.
 
-In a cluster another node may lead the service. So these calls go through the same handlers as a client's requests,
-which forward them to the leader.
+Another node may lead the service. ``OwnService`` serves the sweeper, the blockers of a topic, and pruning: its calls go through
+the same handlers as a client's requests, which forward them to the leader. ``RoutedTransactions`` serves the Thrift port: if
+this node leads, it calls the service directly. Otherwise the call becomes the request that a client would send over HTTP
+(api/transactions.py), forwarded and retried like such a request (routing/routing.py); this module decodes the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final, Protocol
+import base64
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
@@ -28,9 +32,13 @@ from broker.http.answer import HttpAnswer
 from broker.http.reply import Reply
 from broker.http.request import PathNames, Request
 from broker.model import Snapshot
-from broker.operations.media_types import JSON, THRIFT
+from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.table import BY_NAME
+from broker.routing.routed_calls import Call, Relayed
+from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
+from broker.transactions.service import Transactions
+from broker.wire.json_numbers import shown_long
 from broker.wire.transaction import decode_transaction
 
 DEADLINE_S: Final = 10.0
@@ -144,3 +152,172 @@ def error_of(reply: HttpAnswer) -> BrokerError:
         return OutcomeUnknown(message)
     other = RequestError if reply.status < 500 else Unavailable
     return _BY_CODE.get(reply.headers.get("broker-error", ""), other)(message)
+
+
+# --- The calls of the Thrift port -----------------------------------------------------------------
+
+Result = TypeVar("Result")
+
+
+class RoutedTransactions:
+    """The service, led by any node. Methods raise the errors of Transactions, but never NotLeader."""
+
+    def __init__(self, local: Transactions, routing: Routing, *, deadline_s: float) -> None:
+        """Keep the parts. ``local`` answers if this node leads. ``deadline_s`` bounds the wait for a leader."""
+        self._local = local
+        self._routing = routing
+        self._deadline_s = deadline_s
+
+    async def start(
+        self,
+        *,
+        long: bool = False,
+        timeout_s: float | None = None,
+        client: str = "",
+        deadline: float | None = None,
+        caller: str = "",
+    ) -> Snapshot:
+        """Begin a transaction."""
+        call = self._call(
+            "start_transaction",
+            {"type": "long" if long else "short", "timeout_s": timeout_s, "client": client},
+            accept=THRIFT,
+            deadline=deadline,
+        )
+        here = partial(
+            self._local.start,
+            long=long,
+            timeout_s=timeout_s,
+            client=client,
+            deadline=call.deadline,
+            caller=caller,
+        )
+        return await self._answer(call, here, decode_transaction)
+
+    async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
+        """Tell the service the keys that a transaction changed. They must fit into the service's bound."""
+        sent = {"changes": [base64.b64encode(key).decode() for key in changes]}
+        call = self._call("can_commit_transaction", sent, transaction=transaction_id)
+        here = partial(self._local.can_commit, transaction_id, changes, call.deadline)
+        await self._answer(call, here, _read_nothing)
+
+    async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
+        """Commit a transaction: its writes become visible."""
+        sent = {"write_pointer": shown_long(write_pointer)}
+        call = self._call("commit_transaction", sent, transaction=transaction_id)
+        here = partial(self._local.commit, transaction_id, write_pointer, call.deadline)
+        await self._answer(call, here, _read_nothing)
+
+    async def abort(self, transaction_id: int) -> None:
+        """Abort a transaction whose client has undone its writes."""
+        call = self._call("abort_transaction", transaction=transaction_id)
+        here = partial(self._local.abort, transaction_id, call.deadline)
+        await self._answer(call, here, _read_nothing)
+
+    async def invalidate(self, transaction_id: int) -> bool:
+        """Make a transaction invalid. Return whether it was in progress."""
+        call = self._call("invalidate_transaction", transaction=transaction_id)
+        here = partial(self._local.invalidate, transaction_id, call.deadline)
+        return await self._answer(call, here, lambda body: bool(orjson.loads(body)["invalidated"]))
+
+    async def checkpoint(self, transaction_id: int) -> Snapshot:
+        """Give a transaction a further write pointer."""
+        call = self._call("checkpoint_transaction", accept=THRIFT, transaction=transaction_id)
+        here = partial(self._local.checkpoint, transaction_id, call.deadline)
+        return await self._answer(call, here, decode_transaction)
+
+    async def snapshot(self, deadline: float | None = None) -> Snapshot:
+        """Return a snapshot as of now."""
+        call = self._call("transactions_snapshot", accept=THRIFT, deadline=deadline)
+        here = partial(self._local.snapshot, call.deadline)
+        return await self._answer(call, here, decode_transaction)
+
+    async def tephra_snapshot(self) -> bytes:
+        """Return the whole state in Tephra's snapshot format."""
+        call = self._call("transactions_snapshot", accept=TEPHRA_SNAPSHOT)
+        here = partial(self._local.tephra_snapshot, call.deadline)
+        return await self._answer(call, here, lambda body: body)
+
+    async def truncate_invalid(self, ids: Collection[int]) -> int:
+        """Remove pointers from the invalid list. Return how many were in it."""
+        call = self._call("truncate_transactions", {"ids": [str(each) for each in ids]})
+        here = partial(self._local.truncate_invalid, ids, call.deadline)
+        return await self._answer(call, here, _read_removed)
+
+    async def truncate_invalid_before(self, before_ms: int) -> int:
+        """Remove pointers given before a moment from the invalid list. Return how many were in it."""
+        call = self._call("truncate_transactions", {"before_ms": before_ms})
+        here = partial(self._local.truncate_invalid_before, before_ms, call.deadline)
+        return await self._answer(call, here, _read_removed)
+
+    async def invalid_count(self) -> int:
+        """Return the number of invalid pointers."""
+        call = self._call("list_transactions", query="?limit=0")
+        return await self._answer(
+            call, self._local.invalid_count, lambda body: int(orjson.loads(body)["invalid"])
+        )
+
+    async def reset(self) -> tuple[int, int]:
+        """Forget all transactions. Return the numbers of those in progress, and of invalid pointers."""
+        call = self._call("reset_transactions")
+        here = partial(self._local.reset, call.deadline)
+        return await self._answer(call, here, _read_forgotten)
+
+    def _call(
+        self,
+        name: str,
+        sent: Mapping[str, Any] | None = None,
+        *,
+        transaction: int | None = None,
+        query: str = "",
+        accept: str = JSON,
+        deadline: float | None = None,
+    ) -> Call:
+        operation = BY_NAME[name]
+        path = operation.template.replace("{transaction}", str(transaction))
+        return Call(
+            operation.effect,
+            name,
+            TRANSACTIONS,
+            operation.method,
+            path + query,
+            {"Accept": accept, "Content-Type": JSON},
+            b"" if sent is None else orjson.dumps(sent),
+            self._routing.clock.monotonic() + self._deadline_s if deadline is None else deadline,
+        )
+
+    async def _answer(
+        self,
+        call: Call,
+        here: Callable[[], Awaitable[Result]],
+        read: Callable[[bytes], Result],
+    ) -> Result:
+        """Return the leader's answer: this node's own, or another node's reply decoded by ``read``. Raises BrokerError."""
+
+        async def local(_: object) -> Result:
+            return await here()
+
+        answer = await self._routing.answer(call, local)
+        if not isinstance(answer, Relayed):
+            return answer
+        if answer.reply.status != 200:
+            raise error_of(answer.reply)
+        try:
+            return read(answer.reply.body)
+        except Exception as error:
+            raise OutcomeUnknown(
+                f"{answer.reply.url} answered, but not as a node does: {error}"
+            ) from error
+
+
+def _read_nothing(_: bytes) -> None:
+    """Ignore an empty answer."""
+
+
+def _read_forgotten(body: bytes) -> tuple[int, int]:
+    told = orjson.loads(body)
+    return int(told["in_progress"]), int(told["invalid"])
+
+
+def _read_removed(body: bytes) -> int:
+    return int(orjson.loads(body)["removed"])

@@ -21,8 +21,7 @@ from broker.api.polls import Polling
 from broker.api.publish import CheckPointer, Publishing, Staging, any_pointer
 from broker.api.routed import Routed
 from broker.api.router import Handler, Route
-from broker.api.stats import Stats
-from broker.api.topics_admin import TopicsAdmin, pinned
+from broker.api.topics_admin import Stats, TopicsAdmin, pinned
 from broker.api.transactions import PruningApi, TransactionsApi, truncated
 from broker.clock import Clock
 from broker.config.sections import Config, Role

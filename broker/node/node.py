@@ -27,8 +27,7 @@ from broker import __version__, logs
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
-from broker.api.own_service import OwnService
-from broker.api.routed_transactions import RoutedTransactions
+from broker.api.own_service import OwnService, RoutedTransactions
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.api import openapi, routed, routes, stats
+from broker.api import openapi, routed, routes, topics_admin
 from broker.operations import replies, table
 from tests.kit import serving
 from tests.tidy.sources import text
@@ -34,10 +34,10 @@ async def test_an_entry_and_a_handler_are_an_operation(monkeypatch: pytest.Monke
     monkeypatch.setitem(table.BY_NAME, entry.name, entry)
     for module in (routes, openapi):
         monkeypatch.setattr(module, "OPERATIONS", (*table.OPERATIONS, entry))
-    monkeypatch.setattr(stats, "Age", reply, raising=False)
-    handler = defined(HANDLER, stats)
+    monkeypatch.setattr(topics_admin, "Age", reply, raising=False)
+    handler = defined(HANDLER, topics_admin)
     assert inspect.iscoroutinefunction(handler)
-    monkeypatch.setattr(stats.Stats, entry.name, handler, raising=False)
+    monkeypatch.setattr(topics_admin.Stats, entry.name, handler, raising=False)
     assert routed.BY_NAME is table.BY_NAME
     broker = serving.Broker()
     await broker.call("PUT", serving.topic_path("t"))

@@ -34,7 +34,6 @@ MIRRORS = {
     "placement": "of topics on nodes, and its operations",
     "publish": "its operation and its command",
     "rowlog": "the rowlog, its workload, its checker",
-    "stats": "of a topic, and their operation",
     "table": "the port to a store, and each implementation",
     "topics": "of a node, on the wire, their commands, their workload",
     "transactions": "their operations, calls and commands; on a node; their workload and its checker",

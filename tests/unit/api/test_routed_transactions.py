@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from broker.api.own_service import error_of
-from broker.api.routed_transactions import RoutedTransactions
+from broker.api.own_service import RoutedTransactions, error_of
 from broker.errors import (
     BadRequest,
     BrokerError,
