@@ -34,7 +34,7 @@ from typing import Any, Final
 import orjson
 
 from broker.api.asked import in_generation, place_in
-from broker.api.message_list import in_pieces, shown, shown_beside
+from broker.api.message_list import message_in_pieces, shown_message
 from broker.api.polls import EventPage, committed_in
 from broker.api.routed import BROKER_LEADER
 from broker.clock import Clock
@@ -190,32 +190,19 @@ async def _event_chunks(
             chunk.clear()
         if is_large:
             yield _event_head(message, generation), False
-            beside = shown_beside(message.key, message.headers)
-            async for piece in in_pieces(_place_fields(message), message.payload, beside):
+            async for piece in message_in_pieces(_place(message), message):
                 yield piece, False
             yield b"\n\n", True
         else:
-            chunk += _event(message, generation)
+            chunk += _event_head(message, generation)
+            chunk += orjson.dumps(shown_message(_place(message), message)) + b"\n\n"
     if chunk:
         yield bytes(chunk), True
-
-
-def _event(message: ShownMessage, generation: int | None) -> bytes:
-    payload = shown(message.payload)
-    data = orjson.dumps(
-        {
-            **_place_fields(message),
-            "encoding": payload.encoding,
-            "payload": payload.text,
-            **shown_beside(message.key, message.headers),
-        }
-    )
-    return _event_head(message, generation) + data + b"\n\n"
 
 
 def _event_head(message: ShownMessage, generation: int | None) -> bytes:
     return b"id: %b\ndata: " % str(Place(message.id, generation)).encode("ascii")
 
 
-def _place_fields(message: ShownMessage) -> dict[str, Any]:
+def _place(message: ShownMessage) -> dict[str, Any]:
     return {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}

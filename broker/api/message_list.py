@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 import orjson
 
 from broker.long_work import aside
+from broker.model import ShownMessage
 from broker.wire.avrojson import PART_BYTES
 
 MESSAGES_AT_ONCE: Final = 128
@@ -151,6 +152,22 @@ def shown_beside(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, A
         "key": None if key is None else _value(key),
         "headers": {name: _value(value) for name, value in headers.items()},
     }
+
+
+def shown_message(place: Mapping[str, Any], message: ShownMessage) -> dict[str, Any]:
+    """Return a message as JSON shows it: the fields that tell its place, its payload, its key and its headers."""
+    payload = shown(message.payload)
+    return {
+        **place,
+        "encoding": payload.encoding,
+        "payload": payload.text,
+        **shown_beside(message.key, message.headers),
+    }
+
+
+def message_in_pieces(place: Mapping[str, Any], message: ShownMessage) -> AsyncIterator[bytes]:
+    """Yield the same JSON object in pieces."""
+    return in_pieces(place, message.payload, shown_beside(message.key, message.headers))
 
 
 def _value(value: bytes) -> str | dict[str, str]:

@@ -28,7 +28,7 @@ import orjson
 
 from broker.api import asked
 from broker.api.asked import parse_place
-from broker.api.message_list import in_pieces, shown, shown_beside
+from broker.api.message_list import message_in_pieces, shown_message
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     NO_HEADERS,
@@ -340,23 +340,12 @@ def encode_items(messages: Iterable[ShownMessage]) -> bytes:
 
     A reply is ``[``, then such results with commas between them, then ``]``. No result in it is empty.
     """
-    return orjson.dumps([_item(message) for message in messages])[1:-1]
+    return orjson.dumps([shown_message(_place(each), each) for each in messages])[1:-1]
 
 
 def item_in_pieces(message: ShownMessage) -> AsyncIterator[bytes]:
     """Yield one message as the same JSON object, part by part."""
-    beside = shown_beside(message.key, message.headers)
-    return in_pieces(_place(message), message.payload, beside)
-
-
-def _item(message: ShownMessage) -> dict[str, Any]:
-    payload = shown(message.payload)
-    return {
-        **_place(message),
-        "encoding": payload.encoding,
-        "payload": payload.text,
-        **shown_beside(message.key, message.headers),
-    }
+    return message_in_pieces(_place(message), message)
 
 
 def _place(message: ShownMessage) -> dict[str, Any]:
