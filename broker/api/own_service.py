@@ -178,104 +178,100 @@ class RoutedTransactions:
         caller: str = "",
     ) -> Snapshot:
         """Begin a transaction."""
-        call = self._call(
+        here = partial(
+            self._local.start, long=long, timeout_s=timeout_s, client=client, caller=caller
+        )
+        return await self._ask(
             "start_transaction",
+            lambda by: here(deadline=by),
+            decode_transaction,
             {"type": "long" if long else "short", "timeout_s": timeout_s, "client": client},
             accept=THRIFT,
             deadline=deadline,
         )
-        here = partial(
-            self._local.start,
-            long=long,
-            timeout_s=timeout_s,
-            client=client,
-            deadline=call.deadline,
-            caller=caller,
-        )
-        return await self._answer(call, here, decode_transaction)
 
     async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Tell the service the keys that a transaction changed. They must fit into the service's bound."""
         sent = {"changes": [base64.b64encode(key).decode() for key in changes]}
-        call = self._call("can_commit_transaction", sent, transaction=transaction_id)
-        here = partial(self._local.can_commit, transaction_id, changes, call.deadline)
-        await self._answer(call, here, _read_nothing)
+        here = partial(self._local.can_commit, transaction_id, changes)
+        await self._ask("can_commit_transaction", here, _read_nothing, sent, of=transaction_id)
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
         """Commit a transaction: its writes become visible."""
         sent = {"write_pointer": shown_long(write_pointer)}
-        call = self._call("commit_transaction", sent, transaction=transaction_id)
-        here = partial(self._local.commit, transaction_id, write_pointer, call.deadline)
-        await self._answer(call, here, _read_nothing)
+        here = partial(self._local.commit, transaction_id, write_pointer)
+        await self._ask("commit_transaction", here, _read_nothing, sent, of=transaction_id)
 
     async def abort(self, transaction_id: int) -> None:
         """Abort a transaction whose client has undone its writes."""
-        call = self._call("abort_transaction", transaction=transaction_id)
-        here = partial(self._local.abort, transaction_id, call.deadline)
-        await self._answer(call, here, _read_nothing)
+        here = partial(self._local.abort, transaction_id)
+        await self._ask("abort_transaction", here, _read_nothing, of=transaction_id)
 
     async def invalidate(self, transaction_id: int) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""
-        call = self._call("invalidate_transaction", transaction=transaction_id)
-        here = partial(self._local.invalidate, transaction_id, call.deadline)
-        return await self._answer(call, here, lambda body: bool(orjson.loads(body)["invalidated"]))
+        here = partial(self._local.invalidate, transaction_id)
+        return await self._ask("invalidate_transaction", here, _read_invalidated, of=transaction_id)
 
     async def checkpoint(self, transaction_id: int) -> Snapshot:
         """Give a transaction a further write pointer."""
-        call = self._call("checkpoint_transaction", accept=THRIFT, transaction=transaction_id)
-        here = partial(self._local.checkpoint, transaction_id, call.deadline)
-        return await self._answer(call, here, decode_transaction)
+        here = partial(self._local.checkpoint, transaction_id)
+        return await self._ask(
+            "checkpoint_transaction", here, decode_transaction, of=transaction_id, accept=THRIFT
+        )
 
     async def snapshot(self, deadline: float | None = None) -> Snapshot:
         """Return a snapshot as of now."""
-        call = self._call("transactions_snapshot", accept=THRIFT, deadline=deadline)
-        here = partial(self._local.snapshot, call.deadline)
-        return await self._answer(call, here, decode_transaction)
+        here = self._local.snapshot
+        return await self._ask(
+            "transactions_snapshot", here, decode_transaction, accept=THRIFT, deadline=deadline
+        )
 
     async def tephra_snapshot(self) -> bytes:
         """Return the whole state in Tephra's snapshot format."""
-        call = self._call("transactions_snapshot", accept=TEPHRA_SNAPSHOT)
-        here = partial(self._local.tephra_snapshot, call.deadline)
-        return await self._answer(call, here, lambda body: body)
+        here = self._local.tephra_snapshot
+        return await self._ask("transactions_snapshot", here, bytes, accept=TEPHRA_SNAPSHOT)
 
     async def truncate_invalid(self, ids: Collection[int]) -> int:
         """Remove pointers from the invalid list. Return how many were in it."""
-        call = self._call("truncate_transactions", {"ids": [str(each) for each in ids]})
-        here = partial(self._local.truncate_invalid, ids, call.deadline)
-        return await self._answer(call, here, _read_removed)
+        here, sent = partial(self._local.truncate_invalid, ids), {"ids": [*map(str, ids)]}
+        return await self._ask("truncate_transactions", here, _read_removed, sent)
 
     async def truncate_invalid_before(self, before_ms: int) -> int:
         """Remove pointers given before a moment from the invalid list. Return how many were in it."""
-        call = self._call("truncate_transactions", {"before_ms": before_ms})
-        here = partial(self._local.truncate_invalid_before, before_ms, call.deadline)
-        return await self._answer(call, here, _read_removed)
+        here, sent = (
+            partial(self._local.truncate_invalid_before, before_ms),
+            {"before_ms": before_ms},
+        )
+        return await self._ask("truncate_transactions", here, _read_removed, sent)
 
     async def invalid_count(self) -> int:
         """Return the number of invalid pointers."""
-        call = self._call("list_transactions", query="?limit=0")
-        return await self._answer(
-            call, self._local.invalid_count, lambda body: int(orjson.loads(body)["invalid"])
-        )
+        count, query = self._local.invalid_count, "?limit=0"
+        return await self._ask("list_transactions", lambda _: count(), _read_invalid, query=query)
 
     async def reset(self) -> tuple[int, int]:
         """Forget all transactions. Return the numbers of those in progress, and of invalid pointers."""
-        call = self._call("reset_transactions")
-        here = partial(self._local.reset, call.deadline)
-        return await self._answer(call, here, _read_forgotten)
+        return await self._ask("reset_transactions", self._local.reset, _read_forgotten)
 
-    def _call(
+    async def _ask(  # noqa: PLR0913 - The parts of a call.
         self,
         name: str,
+        here: Callable[[float], Awaitable[Result]],
+        read: Callable[[bytes], Result],
         sent: Mapping[str, Any] | None = None,
         *,
-        transaction: int | None = None,
+        of: int | None = None,
         query: str = "",
         accept: str = JSON,
         deadline: float | None = None,
-    ) -> Call:
+    ) -> Result:
+        """Return the leader's answer, by a deadline: this node's own, or another node's reply decoded by ``read``.
+
+        ``of`` is the transaction in the path. Raises BrokerError.
+        """
         operation = BY_NAME[name]
-        path = operation.template.replace("{transaction}", str(transaction))
-        return Call(
+        path = operation.template.replace("{transaction}", str(of))
+        call = Call(
             operation.effect,
             name,
             TRANSACTIONS,
@@ -286,16 +282,8 @@ class RoutedTransactions:
             self._routing.clock.monotonic() + self._deadline_s if deadline is None else deadline,
         )
 
-    async def _answer(
-        self,
-        call: Call,
-        here: Callable[[], Awaitable[Result]],
-        read: Callable[[bytes], Result],
-    ) -> Result:
-        """Return the leader's answer: this node's own, or another node's reply decoded by ``read``. Raises BrokerError."""
-
         async def local(_: object) -> Result:
-            return await here()
+            return await here(call.deadline)
 
         answer = await self._routing.answer(call, local)
         if not isinstance(answer, Relayed):
@@ -317,6 +305,14 @@ def _read_nothing(_: bytes) -> None:
 def _read_forgotten(body: bytes) -> tuple[int, int]:
     told = orjson.loads(body)
     return int(told["in_progress"]), int(told["invalid"])
+
+
+def _read_invalid(body: bytes) -> int:
+    return int(orjson.loads(body)["invalid"])
+
+
+def _read_invalidated(body: bytes) -> bool:
+    return bool(orjson.loads(body)["invalidated"])
 
 
 def _read_removed(body: bytes) -> int:
