@@ -590,7 +590,11 @@ def _is_url(text: str) -> bool:
 def parse_address(text: str) -> tuple[str, int]:
     """Return the host and the port of ``host:port``. Raises ValueError."""
     host, _, port = text.rpartition(":")
-    number = int(port) if port.isdecimal() else 0
+    host, number = host.strip("[]"), int(port) if port.isdecimal() else 0
+    try:
+        host.encode("idna")  # As a look-up of the name does.
+    except UnicodeError:
+        host = ""
     if not host or not 0 < number < 65_536:
         raise ValueError(f"{text!r} is not host:port")
-    return host.strip("[]"), number
+    return host, number

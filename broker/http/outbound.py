@@ -380,6 +380,8 @@ async def open_connection(
             await loop.create_connection(
                 lambda: connection, address.host, address.port, ssl=context
             )
+    except UnicodeError as error:  # Of a name that no machine can have.
+        raise NotSent(str(error)) from error
     except (OSError, TimeoutError) as error:
         raise NotSent(str(error) or f"no connection in {timeout_s:g} s") from bare(error)
     return connection

@@ -172,3 +172,6 @@ def test_a_node_with_zookeeper_belongs_to_a_cluster() -> None:
 def test_an_address_has_a_host_and_a_port() -> None:
     assert parse_address("host:80") == ("host", 80)
     assert parse_address("[::1]:80") == ("::1", 80)
+    for text in ("host", "host:0", ":80", "a..b:80", f"{'a' * 64}:80"):
+        with pytest.raises(ValueError, match="is not host:port"):
+            parse_address(text)

@@ -265,6 +265,12 @@ async def test_a_refused_connection_sends_nothing() -> None:
             await open_connection(OutboundConnection(f"http://127.0.0.1:{port}", {}), 5)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+async def test_a_name_that_no_machine_can_have_is_not_reached(host: str) -> None:
+    with pytest.raises(NotSent, match="label"):
+        await open_connection(OutboundConnection(f"http://{host}:80", {}), 5)
+
+
 # --- Misbehaving servers --------------------------------------------------------------------------
 
 
