@@ -127,24 +127,31 @@ class DirectoryLock:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         self._directory = directory.absolute()
+        self._log: Path | None = None
 
     def loss(self) -> str | None:
         """Return why the directory no longer has this store; None: all is well.
 
         The process goes on writing into files that have no name any more, and what it acknowledges is lost.
         """
-        path = self._directory / _LOCK
+        path, lost = self._directory / _LOCK, f"the data directory {self._directory} is lost"
         try:
             is_same = os.path.samestat(os.fstat(self._fd), path.stat())
             path = self._directory / DATABASE / "CURRENT"
             is_there = path.is_file()
         except OSError as error:
-            return f"the data directory {self._directory} is lost: {path}: {error.strerror}"
+            return f"{lost}: {path}: {error.strerror}"
         if not is_same:
             return f"the data directory {self._directory} was replaced while it was served"
         if not is_there:
-            return f"the data directory {self._directory} is lost: {DATABASE}/CURRENT is missing"
-        return None
+            return f"{lost}: {DATABASE}/CURRENT is missing"
+        return None if self._has_log() else f"{lost}: the log in {DATABASE}/ is missing"
+
+    def _has_log(self) -> bool:
+        """Return whether LevelDB's log of the newest changes is there. It begins the next one before it removes one."""
+        if self._log is None or not self._log.exists():
+            self._log = max((self._directory / DATABASE).glob("*.log"), default=None)
+        return self._log is not None
 
     def close(self) -> None:
         """Let another process open the store."""
