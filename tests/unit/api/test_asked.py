@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from broker.api import asked
+from broker.api import asked, publish
 from broker.api.asked import AT_ONCE_BYTES_MAX, JSON_BYTES_MAX, BodyType, body_type, bytes_max
+from broker.api.publish import FEW_MAX
 from broker.errors import BadRequest, BodyTooLarge
 from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.http.request import Request
-from broker.long_work import COUNTED_AT_ONCE
+from broker.long_work import COUNTED_AT_ONCE, heavy
 from broker.wire import Take, avro
 from tests.kit.serving import Broker, eventually, listening, topic_path
 
@@ -128,6 +129,30 @@ async def test_items_of_a_large_body_are_held_for_its_request() -> None:
     assert budgets.held[BudgetKind.ITEMS] == 0
     with pytest.raises(BodyTooLarge, match="20,000 items"):
         await read(20_001)
+
+
+@pytest.mark.parametrize("in_a_block", [1, FEW_MAX + 1])
+@pytest.mark.parametrize(("count", "in_a_thread"), [(FEW_MAX, False), (FEW_MAX + 1, True)])
+async def test_a_few_messages_are_decoded_at_once_however_long(
+    monkeypatch: pytest.MonkeyPatch, count: int, in_a_block: int, in_a_thread: bool
+) -> None:
+    calls: list[str] = []
+
+    async def noted(caller: str, *work: Any) -> Any:
+        calls.append(caller)
+        return await heavy(caller, *work)
+
+    monkeypatch.setattr(asked, "heavy", noted)
+    budgets = Budgets()
+    hold = Hold(budgets.account("::1", lambda _: None))
+    one = avro.encode_bytes(bytes(100))
+    blocks = [min(in_a_block, count - at) for at in range(0, count, in_a_block)]
+    body = b"".join([b"\x02", *[avro.encode_long(each) + one * each for each in blocks], b"\0"])
+    asking = Request("POST", PUBLISH, "", {"Content-Type": "avro/binary"}, body, hold=hold)
+    found, _ = await publish.decoded(asking, raw=False, messages_max=99_999)
+    assert found.payloads == [bytes(100)] * count
+    assert calls == ["::/64"] * in_a_thread
+    assert budgets.held[BudgetKind.ITEMS] == count
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("application/json", 2), ("text/plain", 1)])
