@@ -49,6 +49,7 @@ from broker.coordination.placement import HINT, Placement, read_placement
 from broker.coordination.ports import Contact, Coordinator, Membership, NodeInfo
 from broker.coordination.tenure import TopicPlacement, not_leader
 from broker.errors import BrokerError, NoLeader, Unavailable
+from broker.long_work import paced
 from broker.model import TopicId
 from broker.storage.head import Head
 from broker.storage.last_page import TailReading
@@ -63,7 +64,6 @@ SUCCEED_AFTER_S: Final = 1.0
 """A node that lost its session and returns in this time keeps the topics for which no request came."""
 PAUSE_S: Final = 0.005
 PAUSE_S_MAX: Final = 0.05
-SORTED_AT_ONCE: Final = 200
 FENCINGS_MAX: Final = 100_000
 
 log = logs.get_logger()
@@ -367,11 +367,9 @@ class ClusterTenure:
             resource: [] for resource in self._leases.resources if not self._is_mine(resource)
         }
         led = list(self._holder.topics_led()) if self._holder is not None else []
-        for count, topic in enumerate(led, 1):
+        async for topic in paced(led):
             if self.assignment.leader_of(topic) != self._me:
                 found.setdefault(self.assignment.resource_of(topic), []).append(topic)
-            if count % SORTED_AT_ONCE == 0:
-                await asyncio.sleep(0)
         return found
 
     async def _pass_on(self, resource: str, topics: list[TopicId], version: int) -> None:

@@ -17,10 +17,10 @@ readers pay as much for markers as for cells.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from broker.long_work import Pace
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import walk
@@ -33,8 +33,6 @@ from broker.storage.resolve import Resolver, Tokens
 
 SMALL_BYTES: Final = 1024
 """A page is worth packing if its entries have fewer bytes than this on average."""
-CELLS_AT_ONCE: Final = 128
-"""How many cells are decoded before other tasks may run."""
 CELLS_MAX: Final = 0xFFFF
 
 
@@ -98,12 +96,11 @@ async def pack(resolver: Resolver, tokens: Tokens, log: LogId, page: bytes) -> b
     head = None if cell is None else heads.decode(cell.value)
     if cell is None or head is None or head.state is not PageState.SEALED:
         return False
-    packed, count, last = Packed(), 0, b""
+    packed, last, pace = Packed(), b"", Pace()
     async for column, value in walk.cells(resolver, space, row):
         packed.take(column, value)
-        last, count = last_of(column), count + 1
-        if count % CELLS_AT_ONCE == 0:
-            await asyncio.sleep(0)
+        last = last_of(column)
+        await pace.step()
     packed.end()
     if last != head.pointer or not packed.puts:
         return False
