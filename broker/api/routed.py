@@ -29,7 +29,7 @@ from broker.api.router import Handler
 from broker.api.transactions import NAME_EPOCH
 from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
-from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, ChunkedReply, Reply, json_reply
+from broker.http.reply import Answer, ChunkedReply, Reply, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
 from broker.operations.media_types import JSON
@@ -76,7 +76,6 @@ PASSED_BACK: Final = {
     )
 }
 """Headers of a leader's reply that this node passes to the client. ``broker.http`` adds this node's own headers."""
-EMPTIES_KEPT_MAX: Final = 1000
 
 
 class Routed:
@@ -92,7 +91,6 @@ class Routed:
         self._deadline_s = deadline_s
         self.is_alone = topics.around.is_alone
         """True if no other node can lead."""
-        self._empties: dict[tuple[bool, str], Reply] = {}
 
     def bound(self, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
         """Return the handlers; those that the leader answers route to the leader first. Polls do that themselves."""
@@ -178,22 +176,10 @@ class Routed:
             return answer
         me = self.routing.me
         text = LeaderSeen(me.url, me.instance, epoch).format()
-        if answer is EMPTY or answer is EMPTY_REPLAYED:
-            return self._empty(answer, text)
         if isinstance(answer, Reply):
             return answer.with_headers((BROKER_LEADER, text))
         answer.headers = (*answer.headers, (BROKER_LEADER, text))
         return answer
-
-    def _empty(self, answer: Reply, text: str) -> Reply:
-        """Return one of the two empty replies with the leader's header. It is made once for each leader."""
-        key = answer is EMPTY, text
-        told = self._empties.get(key)
-        if told is None:
-            if len(self._empties) >= EMPTIES_KEPT_MAX:
-                self._empties.clear()
-            told = self._empties[key] = answer.with_headers((BROKER_LEADER, text))
-        return told
 
     def should_lead(self, topic: TopicId) -> LeaderSeen | None:
         """Return the node that should lead. None if no node may, or if clients need not be told."""
