@@ -98,7 +98,12 @@ def beside(file: Path, ending: str) -> Path:
 
 
 def write_beside(file: Path, new: Path, text: str) -> None:
-    """Write the next text of ``file`` into the file ``new``, synced; errors name ``file``."""
+    """Write the next text of ``file`` into the file ``new``, synced; errors name ``file``.
+
+    Raises click.ClickException: ``file`` is a device or a pipe, whose place no file must take.
+    """
+    if file.exists() and not file.is_file():
+        raise click.ClickException(f"{file} is no file: a file would take its place. Name a file.")
     with writing(file), new.open("w", encoding="utf-8") as out:
         out.write(text + "\n")
         out.flush()

@@ -73,6 +73,8 @@ def export(
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
     """
     wanted = ExportPlan(topic, file, format_of(file, format_name), since, until)
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise click.UsageError(f"{file} is no file: the export would take its place. Name a file.")
     if file.exists() and not (force or wanted.state.exists()):
         raise click.UsageError(
             f"{file} exists already. Name another file, or replace it with --force."

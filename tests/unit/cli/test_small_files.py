@@ -8,6 +8,7 @@ import pytest
 
 from broker.cli import small_files as files
 from broker.cli.small_files import CursorLog, FileCursor
+from tests.unit.cli.running import run
 
 HERE = CursorLog("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
 ID = bytes(range(20))
@@ -95,3 +96,19 @@ def test_a_full_disk_is_that_of_the_cursor_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=str(tmp_path / "c")):
         files.save_cursor(tmp_path / "c", HERE, ID)
+
+
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    for file in (pipe, link):
+        words = ("export", "a/b", str(file), "--force", "--format", "jsonl")
+        code, _, told = run(capsys, *words, "--url", "http://127.0.0.1:1", "--deadline", "0.1")
+        assert (code, "is no file" in told) == (2, True)
+        with pytest.raises(click.ClickException, match="is no file"):
+            files.write_json(file, {})
+    assert pipe.is_fifo()
+    assert link.is_symlink()
