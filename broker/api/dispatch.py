@@ -100,9 +100,9 @@ class Dispatch:
         most = asked.bytes_max(headers, operation.body_bytes_max)
         return Admitted(found, found.names, timeout_s, most, timeout is not None)
 
-    def lines(self, headers: Mapping[str, str]) -> str:
-        """Return the header lines for the page of a browser, with line ends; empty if there are none."""
-        return self._origins.lines(headers)
+    def headers(self, headers: Mapping[str, str]) -> Headers:
+        """Return the header lines for the page of a browser; empty if there are none."""
+        return self._origins.headers(headers)
 
     async def answer(self, found: RouteMatch, request: Request) -> Answer:
         """Return the handler's answer, or the reply for its error."""

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from broker.config.sections import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
 from broker.http.address import is_loopback
-from broker.http.reply import Reply
+from broker.http.reply import Headers, Reply
 from broker.places import GENERATION_HEADER
 
 HOST: Final = "Host"
@@ -54,6 +54,7 @@ HEADERS_TAKEN: Final = (
 )
 """Headers that a page may send."""
 HOSTS_KEPT_MAX: Final = 1000
+_VARIES: Final = ("Vary", ORIGIN)
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]/@\s]+)(:\d{1,5})?")
 
@@ -93,17 +94,17 @@ class Origins:
         if self._names is not None and host is not None and host not in self._passed:
             self._check_name(host, self._names)
 
-    def lines(self, headers: Mapping[str, str]) -> str:
-        """Return the CORS header lines of a reply, with line ends; empty without configured origins."""
+    def headers(self, headers: Mapping[str, str]) -> Headers:
+        """Return the CORS header lines of a reply to a request with these headers; empty without configured origins."""
         if not self._origins:
-            return ""
+            return ()
         origin = canonical(headers.get(ORIGIN, ""))
         if origin not in self._origins:
-            return "Vary: Origin\r\n"
+            return (_VARIES,)
         return (
-            f"Access-Control-Allow-Origin: {origin}\r\n"
-            "Access-Control-Expose-Headers: *\r\n"
-            "Vary: Origin\r\n"
+            ("Access-Control-Allow-Origin", origin),
+            ("Access-Control-Expose-Headers", "*"),
+            _VARIES,
         )
 
     def is_preflight(self, headers: Mapping[str, str]) -> bool:

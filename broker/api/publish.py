@@ -188,8 +188,6 @@ def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
 
     The body in Avro is that of the original: empty, or in a transaction the body of its rollback.
     """
-    if kind in _AVROS and published.pointer is None and not published.replayed:
-        return _plain_reply(published)
     headers = _result_headers(published)
     if kind is BodyType.JSON or kind is BodyType.RAW:
         return Reply(200, plainjson.encode_published(published), JSON, headers)
@@ -205,23 +203,6 @@ def stored_reply(stored: PublishedIds) -> Reply:
     """Return the answer of a store: empty, with the generation in which the messages are."""
     before = EMPTY_REPLAYED if stored.replayed else EMPTY
     return before.with_headers((GENERATION_HEADER, str(stored.generation)))
-
-
-def _plain_reply(published: PublishedIds) -> Reply:
-    """Return the most frequent answer. Formatting its head here takes a fourth of the time."""
-    first, last = published.first.hex() + _INLINE, published.last.hex() + _INLINE
-    count, generation = str(published.messages), str(published.generation)
-    head = (
-        f"HTTP/1.1 200 OK\r\n{FIRST_ID}: {first}\r\n{LAST_ID}: {last}\r\n{COUNT}: {count}\r\n"
-        f"{GENERATION_HEADER}: {generation}\r\nContent-Length: 0\r\n"
-    )
-    headers = (
-        (FIRST_ID, first),
-        (LAST_ID, last),
-        (COUNT, count),
-        (GENERATION_HEADER, generation),
-    )
-    return Reply(headers=headers, head=head.encode())
 
 
 def _result_headers(published: PublishedIds) -> Headers:

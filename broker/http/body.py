@@ -21,16 +21,17 @@ After a refusal the rest of the body is useless, so the connection ends with the
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from aiohttp import StreamReader
+
 from broker.config.sections import Config
-from broker.errors import BadRequest, BodyTooLarge
+from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http.budget import BudgetKind, Hold
-from broker.http.content import Content
 from broker.http.inflater import Inflater
-from broker.http.pieces import Pieces
 from broker.shield import bare
 
 THREADS: Final = 2
@@ -40,7 +41,12 @@ LOOP_GZIP_BYTES_MAX: Final = 64 * 1024
 LOOP_INFLATED_BYTES_MAX: Final = 256 * 1024
 LOOP_MEMBERS_MAX: Final = 8
 """A body within these three bounds is inflated on the event loop. That takes less than 2 ms."""
+SLAB_BYTES: Final = 4 * 1024 * 1024
+FREE_CHUNKS: Final = 1000
+CHUNK_BYTES_MEAN_MIN: Final = 64
+"""After ``FREE_CHUNKS`` chunks, their mean size must reach this: one chunk costs as much as some hundred bytes."""
 _ENCODING: Final = "Content-Encoding"
+_CODING: Final = "Transfer-Encoding"
 
 _Result = TypeVar("_Result")
 
@@ -62,7 +68,7 @@ class BodyReader:
 
     def ready(
         self,
-        body: bytes | Content,
+        content: StreamReader,
         headers: Mapping[str, str],
         hold: Hold,
         bytes_max: int | None = None,
@@ -74,29 +80,27 @@ class BodyReader:
         Raises:
             BodyTooLarge, Overloaded, Cut: as ``read`` does.
         """
-        if not isinstance(body, bytes) or _ENCODING in headers:
+        if not content.is_eof() or _ENCODING in headers or _CODING in headers:
             return None
+        body = content.read_nowait()
         if len(body) >= self._counted_bytes_min:
             _check_size(len(body), _least(self._bytes_max, bytes_max))
             hold.take(BudgetKind.BODY_BYTES, len(body))
         return body
 
-    def check_told(
-        self, told: int | None, headers: Mapping[str, str], bytes_max: int | None = None
-    ) -> None:
-        """Refuse a body by its headers, before it is read. ``told`` is its Content-Length; None without one.
+    def check_told(self, headers: Mapping[str, str], bytes_max: int | None = None) -> None:
+        """Refuse a body by its headers, before it is read.
 
         Raises:
             BadRequest: its encoding is not supported.
             BodyTooLarge: its Content-Length is over the bound.
         """
         _is_gzip(headers)
-        if told is not None:
-            _check_size(told, _least(self._bytes_max, bytes_max))
+        _check_size(int(headers.get("Content-Length", 0)), _least(self._bytes_max, bytes_max))
 
     async def read(
         self,
-        content: Content,
+        content: StreamReader,
         headers: Mapping[str, str],
         hold: Hold,
         bytes_max: int | None = None,
@@ -112,25 +116,27 @@ class BodyReader:
             Overloaded: a budget is used up.
             ConnectionError: the client is gone, or its connection was cut to make room.
         """
-        self.check_told(content.told, headers, bytes_max)
+        self.check_told(headers, bytes_max)
         inflater = None
         if _is_gzip(headers):
             inflater = Inflater(_least(self._inflated_bytes_max, bytes_max))
         pieces = Pieces()
         try:
             sent_max = _least(self._bytes_max, bytes_max)
-            await self._read_all(content, sent_max, inflater, pieces, hold)
+            await self._read_all(
+                Body(content, _CODING in headers), sent_max, inflater, pieces, hold
+            )
             # A cut of the connection has refused the request, perhaps after the last byte was taken.
             hold.take(BudgetKind.BODY_BYTES, 0)
+            return await self._joined(pieces, hold)
         except BaseException:
             # The content keeps the error, and the error keeps this frame and with it the pieces. So clear them.
             pieces.clear()
             hold.give(BudgetKind.BODY_BYTES)
             raise
-        return pieces.whole()
 
     async def _read_all(
-        self, content: Content, sent_max: int, inflater: Inflater | None, pieces: Pieces, hold: Hold
+        self, body: Body, sent_max: int, inflater: Inflater | None, pieces: Pieces, hold: Hold
     ) -> None:
         patience = BodyTimeouts(
             self._config.body_stall_s,
@@ -139,19 +145,17 @@ class BodyReader:
             asyncio.get_running_loop().time,
         )
         sent = 0
-        while piece := await patience.next(content):
+        while piece := await patience.next(body):
             sent += len(piece)
             _check_size(sent, sent_max)
             hold.take(BudgetKind.BODY_BYTES, len(piece))
             if inflater is None:
-                await self._keep(piece, pieces, hold)
+                pieces.add(piece)
             else:
                 await self._inflate(piece, inflater, pieces, hold)
                 hold.give(BudgetKind.BODY_BYTES, len(piece))
         if inflater is not None:
             inflater.finish()
-        if pieces.in_slabs:
-            await self._join(pieces, hold)
 
     async def _inflate(self, piece: bytes, inflater: Inflater, pieces: Pieces, hold: Hold) -> None:
         inflater.feed(piece)
@@ -163,20 +167,79 @@ class BodyReader:
             else:
                 part = await self._in_thread(inflater.step)
             hold.give(BudgetKind.BODY_BYTES, room - len(part))
-            await self._keep(part, pieces, hold)
+            pieces.add(part)
 
-    async def _keep(self, piece: bytes, pieces: Pieces, hold: Hold) -> None:
-        pieces.add(piece)
-        if pieces.join_is_due:
-            await self._join(pieces, hold)
-
-    async def _join(self, pieces: Pieces, hold: Hold) -> None:
+    async def _joined(self, pieces: Pieces, hold: Hold) -> bytes:
+        """Return all pieces as one. Joining much takes 0.5 ms per MiB, so a thread does it: it lets the loop run."""
+        if pieces.size < SLAB_BYTES:
+            return pieces.joined()
         hold.take(BudgetKind.BODY_BYTES, pieces.size)
-        await self._in_thread(pieces.join)
+        body = await self._in_thread(pieces.joined)
         hold.give(BudgetKind.BODY_BYTES, pieces.size)
+        return body
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class Pieces:
+    """The pieces of a body that have arrived, in slabs: very many small pieces would take much more memory."""
+
+    __slots__ = ("_buffer", "_slabs", "size")
+
+    def __init__(self) -> None:
+        """Begin without pieces."""
+        self.size = 0
+        self._slabs: list[bytes] = []
+        self._buffer = io.BytesIO()
+
+    def add(self, piece: bytes) -> None:
+        """Keep the next piece."""
+        self.size += len(piece)
+        self._buffer.write(piece)
+        if self._buffer.tell() >= SLAB_BYTES:
+            self._slabs.append(self._buffer.getvalue())
+            self._buffer = io.BytesIO()
+
+    def joined(self) -> bytes:
+        """Return the body. Add no piece after this."""
+        last = self._buffer.getvalue()
+        return b"".join([*self._slabs, last]) if self._slabs else last
+
+    def clear(self) -> None:
+        """Free all pieces, one slab in each turn of the loop: to free 100 MiB at once takes 10 ms."""
+        self._buffer = io.BytesIO()
+        if self._slabs:
+            self._slabs.pop()
+            asyncio.get_running_loop().call_soon(self.clear)
+
+
+class Body:
+    """The body of one request, as aiohttp reads it from the socket."""
+
+    __slots__ = ("_content", "_in_chunks", "_number", "_size")
+
+    def __init__(self, content: StreamReader, in_chunks: bool) -> None:
+        """Begin before the first byte."""
+        self._content = content
+        self._in_chunks = in_chunks
+        self._number = 0
+        self._size = 0
+
+    async def next(self) -> bytes:
+        """Return the next piece, empty at the end. Raises BadRequest if the chunks are too small."""
+        if not self._in_chunks:
+            return await self._content.readany()
+        piece, is_end = await self._content.readchunk()
+        while is_end and not piece:  # The end of a chunk whose bytes are read.
+            piece, is_end = await self._content.readchunk()
+        self._number += 1
+        self._size += len(piece)
+        if self._number > FREE_CHUNKS and self._size < self._number * CHUNK_BYTES_MEAN_MIN:
+            raise BadRequest(
+                f"The chunks of this body are too small: send at least {CHUNK_BYTES_MEAN_MIN} bytes in each."
+            )
+        return piece
 
 
 class BodyTimeouts:
@@ -201,19 +264,19 @@ class BodyTimeouts:
         self._left_s = stall_s
         self._until = now() + deadline_s
 
-    async def next(self, content: Content) -> bytes:
+    async def next(self, body: Body) -> bytes:
         """Return the next piece, empty at the end. Raises BadRequest, ConnectionError."""
         began = self._now()
         left_s = self.left_s(began)
         try:
             async with asyncio.timeout(left_s):
-                piece = await content.readany()
+                piece = await body.next()
         except TimeoutError as error:
             raise BadRequest(self._why(left_s)) from bare(error)
-        except ConnectionError:
+        except (ConnectionError, BrokerError):
             raise
         except Exception as error:
-            # The parser reports its errors here: bad chunks, or fewer bytes than the Content-Length.
+            # aiohttp reports its errors here.
             raise BadRequest(f"The body can't be read: {error}.") from error
         self.came(len(piece), self._now() - began)
         return piece

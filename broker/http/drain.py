@@ -37,26 +37,28 @@ import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
-from broker.http.delivery import TAKEN_BYTES_A_SECOND_MIN
+from aiohttp import web
+
+from broker.http.reply import Reply
 
 PATIENCE_S: Final = 1.0
 """How long idle connections of other clients stay. A client that sends a request each second gets its answer."""
 
 LINGER_S: Final = 1.0
+TAKEN_BYTES_A_SECOND_MIN: Final = 512
+"""The least bytes per second that a client must read of its reply."""
 
-LAST_WORDS: Final = (
-    b"HTTP/1.1 408 Request Timeout\r\n"
-    b"Broker-Outcome: refused\r\n"
-    b"Content-Length: 0\r\n"
-    b"Connection: close\r\n\r\n"
-)
+LAST_WORDS: Final = Reply(408, headers=(("Broker-Outcome", "refused"),), close=True)
 FILLINGS_MAX: Final = 100
 """How often at most the node empties and fills a listener's queue. A client may take the place each time."""
 
 TURNS_TO_ACCEPT: Final = 8
 """More turns of the loop than it needs from accepting a connection to calling ``connection_made``."""
+TURNS_TO_BEGIN: Final = 5
+"""More turns of the loop than aiohttp needs from the last byte of a head, or from a reply, to the next handler."""
 
 
 class Idle(Protocol):
@@ -82,10 +84,13 @@ class Idle(Protocol):
     def is_ours(self) -> bool:
         """True if the client understands an unsolicited 408."""
 
-    def dismiss(self, words: bytes) -> None:
-        """Send a last answer and shut down the sending side. Ignore all bytes that still arrive."""
+    def refuse(self, answer: Reply) -> None:
+        """Answer although no request came, and end the connection. Drop all bytes that still arrive."""
 
-    def force_close(self) -> None:
+    def leave(self) -> None:
+        """Shut down the sending side. Drop all bytes that still arrive."""
+
+    def cut(self) -> None:
         """Cut the connection at once."""
 
 
@@ -120,9 +125,9 @@ class Drain:
         """End an idle connection: at once if the client is ours, else after ``patience_s``."""
         self.connections.add(connection)
         if connection.is_ours or not patience_s:
-            self._dismiss(connection)
+            settled(partial(self._dismiss, connection))
         else:
-            self._loop.call_later(patience_s, self._dismiss, connection)
+            self._loop.call_later(patience_s, settled, partial(self._dismiss, connection))
 
     def gone(self, connection: Idle) -> None:
         """Forget a connection that was closed, or is no longer idle."""
@@ -145,16 +150,15 @@ class Drain:
         if connection.in_use:
             self.gone(connection)  # Its answer will be the last.
         elif connection.is_ours:
-            connection.dismiss(LAST_WORDS)
-            self.linger(connection)
+            connection.refuse(LAST_WORDS)
         elif connection.has_unread:
             # If the loop was delayed, it runs timers before it reads bytes that have arrived.
-            self._loop.call_soon(self._dismiss, connection)
+            settled(partial(self._dismiss, connection))
         elif connection.unsent_bytes:
-            connection.dismiss(b"")
+            connection.leave()
             self.linger(connection)
         else:
-            connection.force_close()
+            connection.cut()
 
     def _cut(self, connection: Idle, untaken: int) -> None:
         """Cut it, unless its client took bytes since the last look. Then there were ``untaken`` ones."""
@@ -164,7 +168,16 @@ class Drain:
         if untaken and connection.untaken_bytes <= most:
             self.linger(connection)
         else:
-            connection.force_close()
+            connection.cut()
+
+
+def settled(then: Callable[[], object], turns: int = TURNS_TO_BEGIN) -> None:
+    """Call ``then`` after some turns of the loop: then a handler has each request that has arrived."""
+    loop = asyncio.get_running_loop()
+    if turns:
+        loop.call_soon(settled, then, turns - 1)
+    else:
+        then()
 
 
 def has_arrived(transport: asyncio.BaseTransport) -> bool:
@@ -182,15 +195,13 @@ def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
     return 0
 
 
-def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:
-    """Send ``words`` and shut down the sending side. Return False if the connection is cut, or being closed.
+def half_close(transport: asyncio.Transport) -> bool:
+    """Shut down the sending side. Return False if the connection is cut, or being closed.
 
     Bytes that still arrive are read, so that the socket has no unread bytes when it is closed.
     """
     if transport.is_closing():
         return False
-    if words:
-        transport.write(words)
     try:
         transport.write_eof()
     except OSError:
@@ -200,24 +211,22 @@ def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:
     return True
 
 
-async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Protocol]) -> None:
+async def stop_accepting(listening: socket.socket, site: web.BaseSite, serve: web.Server) -> None:
     """Close a listener without cutting any client: first accept all clients that have connected.
 
     asyncio accepts a connection in one turn of the loop and makes its transport in the next. A listener that closes
     between the two would leave this connection open and unread. So the loop stops accepting some turns before.
     """
     loop = asyncio.get_running_loop()
-    for listening in server.sockets:
-        loop.remove_reader(listening.fileno())
+    loop.remove_reader(listening.fileno())
     await _pass_turns()
     accepted: list[socket.socket] = []
     own: list[socket.socket] = []
     try:
-        for listening in server.sockets:
-            with socket.socket(fileno=os.dup(listening.fileno())) as queue:
-                queue.setblocking(False)
-                accepted += _accept_last(queue, own)
-        server.close()
+        with socket.socket(fileno=os.dup(listening.fileno())) as queue:
+            queue.setblocking(False)
+            accepted += _accept_last(queue, own)
+        await site.stop()
         while accepted:
             connection = accepted.pop(0)
             connection.setblocking(False)
@@ -241,6 +250,8 @@ def _accept_last(queue: socket.socket, own: list[socket.socket]) -> list[socket.
     function makes is complete at once, it has taken the place, and no other connection is in the queue.
     """
     accepted: list[socket.socket] = []
+    if not queue.getsockname()[1]:
+        return accepted  # No client can connect to a socket without an address, as a simulation has one.
     with suppress(OSError):
         queue.listen(0)
     for _ in range(FILLINGS_MAX):

@@ -1,8 +1,10 @@
 """Serve one request: make a ``Request`` from aiohttp's request, and bytes from the answer.
 
-This is the path of every published message, so it uses no middleware and no application object of aiohttp.
-``Exchange`` writes the reply to the connection itself. It returns one of two constants to aiohttp, which say only
-whether the connection stays open.
+This is the path of every published message, so it uses no middleware and no application object of aiohttp. aiohttp
+sends a small reply by itself. All other replies are sent here (see ``delivery``), before the connection counts as idle.
+
+A request is admitted before its body is read: the operation is found, its sender may ask for it, and its budget has
+room.
 """
 
 from __future__ import annotations
@@ -15,28 +17,28 @@ from collections.abc import Awaitable, Mapping
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from typing_extensions import override
 
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.errors import BrokerError, Overloaded
+from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.body import BodyReader
-from broker.http.content import Content
-from broker.http.delivery import Outgoing, SlowReaderLimits, send_at_once
-from broker.http.reply import Answer, Reply
+from broker.http.budget import Cut
+from broker.http.delivery import response_of, send
+from broker.http.inbound import Connection
+from broker.http.reply import Answer, Headers, Reply
 from broker.http.request import PathNames, Request
 from broker.shield import bare
 
 if TYPE_CHECKING:
-    from broker.http.inbound import Connection
     from broker.http.server import Server
-    from broker.http.side import Side
 
 REQUEST_ID: Final = "X-Request-Id"
 OUR_CLIENT: Final = "broker-client"
 """The beginning of the ``User-Agent`` of this project's client."""
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
+_EVERY_REPLY = (("X-Content-Type-Options", "nosniff"), (hdrs.SERVER, "tms-broker"))
 
 
 class Admitted(NamedTuple):
@@ -69,34 +71,8 @@ class Application(Protocol):
     def failure(self, error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
         """Return the reply for an error of a stream."""
 
-    def lines(self, headers: Mapping[str, str]) -> str:
-        """Return more header lines for each reply to such a request, with line ends; may be empty."""
-
-
-class SentResponse(web.StreamResponse):
-    """Tells aiohttp that the reply was sent, and whether the connection stays open."""
-
-    def __init__(self, *, keep_alive: bool) -> None:
-        """Keep whether the connection stays open. There is one object for each of the two cases."""
-        super().__init__()
-        self._stays_open = keep_alive
-
-    @property
-    @override
-    def keep_alive(self) -> bool:
-        return self._stays_open
-
-    @override
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return None
-
-    @override
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
-
-
-SENT: Final = SentResponse(keep_alive=True)
-SENT_LAST: Final = SentResponse(keep_alive=False)
+    def headers(self, headers: Mapping[str, str]) -> Headers:
+        """Return more header lines for each reply to a request with these headers; may be empty."""
 
 
 class Exchange:
@@ -115,16 +91,15 @@ class Exchange:
         self._application = application
         self._clock = clock
         self._bodies = bodies
-        self._slow = SlowReaderLimits(config.server.reply_stall_s)
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
-        self._date = ""
+        self._common: Headers = ()
         self.next_second()
 
     def next_second(self) -> None:
         """Update the date in the heads of replies."""
         date = formatdate(self._clock.now_ms() / 1000, usegmt=True)
-        self._date = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n"
+        self._common = ((hdrs.DATE, date), *_EVERY_REPLY)
 
     def new_id(self) -> str:
         """Return a new id for a request. This process gives each id only once."""
@@ -132,44 +107,41 @@ class Exchange:
 
     async def serve(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. This is the handler that aiohttp calls."""
-        side = cast("Side | None", http.transport)
-        if side is None:
-            return SENT_LAST  # The client has gone.
-        connection = side.connection
-        connection.begun = True
-        headers = http.headers
+        connection = cast("Connection", http.protocol)
+        identifier = http.headers.get(REQUEST_ID)
+        if identifier is None or not _GIVEN_ID.fullmatch(identifier):
+            identifier = self.new_id()
         stays_open = False
+        response: web.StreamResponse
         try:
-            identifier = headers.get(REQUEST_ID)
-            if identifier is None or not _GIVEN_ID.fullmatch(identifier):
-                identifier = self.new_id()
             answer = await self._answer(http, connection, identifier)
-            stays_open = http.keep_alive and not self._server.draining and connection.body_is_here
-            if isinstance(answer, Reply):
-                stays_open = stays_open and not answer.close
-            else:
-                stays_open = stays_open and connection.minor > 0
-            tail = self._tail(connection, headers, identifier, stays_open)
-            if not isinstance(answer, Reply) or not send_at_once(
-                connection, answer, tail, http.method
-            ):
-                out = Outgoing(connection, http.method, headers, tail, connection.hold, self._slow)
-                stays_open = await self._send(out, headers, answer, identifier) and stays_open
-        except BaseException as error:
+            stays_open = (
+                http.keep_alive
+                and not (self._server.draining or connection.dismissed)
+                and connection.body_is_here
+                and not (answer.close if isinstance(answer, Reply) else _is_old(http))
+            )
+            response = self._response(http, answer, identifier, stays_open=stays_open)
+            if stays_open and isinstance(response, web.Response):
+                return response  # aiohttp sends it at once: in this turn of the loop.
+            response = await self._send(http, answer, response, identifier)
+            stays_open = bool(response.keep_alive)
+        except ConnectionError as error:
+            # The error of a client that has gone ends here. aiohttp keeps it, and would keep this frame and the reply.
+            error.__traceback__ = None
             stays_open = False
-            if not connection.dismissed:
-                connection.force_close()
-            if not isinstance(error, ConnectionError):
-                raise
+            response = web.Response()
+            connection.hang_up()
+        except BaseException:
+            stays_open = False
+            connection.cut()
+            raise
         finally:
-            if connection.hold.held:
-                connection.hold.close()
-            if connection.begun:
-                connection.answered(stays_open=stays_open)
-                # Only now the connection is idle, so that a drain can end it.
-                self._server.request_ended(connection, stays_open=stays_open)
-        # The error of a client that has gone ends here: aiohttp's task would keep it, with this frame and the reply.
-        return SENT if stays_open else SENT_LAST
+            # Only now the connection is idle, so that a drain can end it.
+            connection.end(stays_open=stays_open)
+        if not stays_open:
+            await connection.linger()
+        return response
 
     async def _answer(
         self, http: web.BaseRequest, connection: Connection, identifier: str
@@ -181,22 +153,25 @@ class Exchange:
             connection.is_new = False
             connection.is_ours = headers.get("User-Agent", "").startswith(OUR_CLIENT)
         try:
+            refusal = connection.begin(http)
+            if refusal is not None:
+                return refusal
+            _check_framing(http)
             admitted = application.admit(http.method, path, headers)
             if isinstance(admitted, Reply):
                 return admitted
-            sent, bytes_max = connection.body, admitted.body_bytes_max
-            body = self._bodies.ready(sent, headers, hold, bytes_max)
+            content, bytes_max = http.content, admitted.body_bytes_max
+            body = self._bodies.ready(content, headers, hold, bytes_max)
             if body is None:
-                content = Content.whole(sent) if isinstance(sent, bytes) else sent
-                self._bodies.check_told(content.told, headers, bytes_max)
-                # A client of HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
-                if connection.minor and headers.get("Expect", "").lower() == "100-continue":
-                    connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._bodies.check_told(headers, bytes_max)
+                await _tell_to_continue(http)
                 reading = self._bodies.read(content, headers, hold, bytes_max)
                 body = await _in_time(reading, admitted)
-            connection.body = sent = b""
         except BrokerError as error:
-            return application.refuse(error, path, headers, identifier)
+            # aiohttp's reader of a body may keep the error. It must not keep this frame.
+            return application.refuse(error.with_traceback(None), path, headers, identifier)
+        except Cut as error:
+            return application.refuse(Overloaded(str(error)), path, headers, identifier)
         request = Request(
             "GET"
             if http.method == "HEAD"
@@ -217,44 +192,66 @@ class Exchange:
         return await application.answer(admitted.found, request)
 
     async def _send(
-        self, out: Outgoing, headers: Mapping[str, str], answer: Answer, identifier: str
-    ) -> bool:
-        """Send an answer that needs more than one write. Return whether all of it was sent."""
+        self,
+        http: web.BaseRequest,
+        answer: Answer,
+        response: web.StreamResponse,
+        identifier: str,
+    ) -> web.StreamResponse:
+        """Send an answer. Return what was sent: the reply to an error of the answer's maker is the last."""
+        hold = cast("Connection", http.protocol).hold
         try:
-            await out.send(answer)
+            await send(http, answer, response, hold)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - The maker of a stream may raise anything.
-            reply = self._application.failure(error, headers, identifier)
-            # After the status line, the only sign of an error is the missing end of the body.
-            if not out.began:
-                await out.send(reply)
-            return False
-        return True
-
-    def _tail(
-        self,
-        connection: Connection,
-        headers: Mapping[str, str],
-        identifier: str,
-        stays_open: bool,
-    ) -> bytes:
-        """Return the end of a reply's head: the header lines that differ from request to request."""
-        if not stays_open:
-            last = "Connection: close\r\n\r\n"
-        elif connection.minor:
-            last = "\r\n"
+            answer = self._application.failure(error, http.headers, identifier)
         else:
-            last = "Connection: keep-alive\r\n\r\n"
-        pages = self._application.lines(headers)
-        return f"{REQUEST_ID}: {identifier}\r\n{self._date}{pages}{last}".encode("ascii")
+            return response
+        if response.prepared:
+            # After the status line, the only sign of an error is the missing end of the body.
+            raise ConnectionAbortedError("The reply has no end.")
+        response = self._response(http, answer, identifier, stays_open=False)
+        await send(http, answer, response, hold)
+        return response
 
-    def last_tail(self, identifier: str) -> bytes:
-        """Return the end of the head of a reply to bytes that are not a request."""
-        return (
-            f"{REQUEST_ID}: {identifier}\r\nX-Content-Type-Options: nosniff\r\n"
-            "Connection: close\r\n\r\n"
-        ).encode("ascii")
+    def _response(
+        self, http: web.BaseRequest, answer: Answer, identifier: str, *, stays_open: bool
+    ) -> web.StreamResponse:
+        """Return aiohttp's response for an answer, with the header lines that differ from request to request."""
+        more = self._application.headers(http.headers)
+        lines = [*answer.headers, (REQUEST_ID, identifier), *self._common, *more]
+        if answer.content_type:
+            lines.append((hdrs.CONTENT_TYPE, answer.content_type))
+        if not stays_open:
+            lines.append((hdrs.CONNECTION, "close"))
+        response = response_of(http, answer, lines)
+        if not stays_open:
+            response.force_close()
+        return response
+
+    def last_words(self, connection: Connection, reply: Reply) -> web.Response:
+        """Return the reply to bytes that are no request. The connection ends with it."""
+        lines = [*reply.headers, (REQUEST_ID, self.new_id()), *self._common]
+        if reply.content_type:
+            lines.append((hdrs.CONTENT_TYPE, reply.content_type))
+        lines.append((hdrs.CONNECTION, "close"))
+        return LastWords(connection, status=reply.status, body=reply.body, headers=lines)
+
+
+class LastWords(web.Response):
+    """The reply to bytes that are no request. The connection ends with it."""
+
+    def __init__(self, connection: Connection, **options: Any) -> None:
+        """Keep the connection."""
+        super().__init__(**options)
+        self.force_close()
+        self._connection = connection
+
+    @override
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        await self._connection.linger()
 
 
 async def _in_time(reading: Awaitable[bytes], admitted: Admitted) -> bytes:
@@ -267,6 +264,33 @@ async def _in_time(reading: Awaitable[bytes], admitted: Admitted) -> bytes:
         if not bound.expired():
             raise
         raise Overloaded("The deadline passed before the body had arrived.") from bare(error)
+
+
+def _is_old(http: web.BaseRequest) -> bool:
+    return http.version != HttpVersion11
+
+
+def _check_framing(http: web.BaseRequest) -> None:
+    """Refuse requests that two parsers may read in two ways (RFC 9112, 6.3), as far as aiohttp's parser takes them.
+
+    Raises:
+        BadRequest: the protocol is not HTTP/1, or the body's transfer coding is not ``chunked`` alone.
+    """
+    if _is_old(http) and http.version != HttpVersion10:
+        raise BadRequest("This is not an HTTP/1 request.")
+    coding = http.headers.get(hdrs.TRANSFER_ENCODING)
+    if coding is not None and (coding.lower() != "chunked" or _is_old(http)):
+        raise BadRequest(
+            f"Transfer-Encoding {coding[:80]!a} is not supported. Use chunked, in HTTP/1.1."
+        )
+
+
+async def _tell_to_continue(http: web.BaseRequest) -> None:
+    """Ask for the body if the client waits for that, as aiohttp's own handler of ``Expect`` does."""
+    # A client of HTTP/1.0 would take it for the answer (RFC 9110, 10.1.1).
+    if not _is_old(http) and http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        http.writer.output_size = 0  # The answer has not begun.
 
 
 def _target(http: web.BaseRequest) -> tuple[str, str]:

@@ -1,17 +1,9 @@
-r"""Replies as values, and the one place that makes a reply from an error.
-
-A reply formats its head once and keeps it. The common answers are constants, so they are sent without formatting
-anything but the part of the request::
-
-    HTTP/1.1 200 OK\r\n  headers…  Content-Length: 0\r\n      <- Reply.head, kept
-    X-Request-Id: …\r\n  Date: …\r\n  [Connection: …]\r\n    <- by Exchange, per request
-"""
+"""Replies as values, and the one place that makes a reply from an error. ``delivery`` makes aiohttp's responses of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Mapping
-from http import HTTPStatus
 
 import orjson
 
@@ -23,23 +15,18 @@ _OF_JSON = (JSON, AVRO_JSON)
 RETRY_AFTER_S = 1.0
 TEXT_CHARACTERS_MAX = 2000
 
-CHUNKED = ("Transfer-Encoding", "chunked")
-LAST_CHUNK = b"0\r\n\r\n"
-
 Piece = bytes | memoryview
 """A piece of a streamed body: bytes, or a view of memory that is sent without a copy."""
 
 Headers = tuple[tuple[str, str], ...]
 
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
-
 
 class Reply:
     """A whole answer. An empty ``content_type`` means that the header is absent."""
 
-    __slots__ = ("_head", "body", "chunked", "close", "content_type", "headers", "status")
+    __slots__ = ("body", "chunked", "close", "content_type", "headers", "status")
 
-    def __init__(  # noqa: PLR0913 - A value; its parts are named by its callers.
+    def __init__(
         self,
         status: int = 200,
         body: bytes = b"",
@@ -48,13 +35,11 @@ class Reply:
         *,
         close: bool = False,
         chunked: bool = False,
-        head: bytes | None = None,
     ) -> None:
         """Keep the parts.
 
-        ``close`` ends the connection after the answer. ``chunked`` sends the body as one HTTP chunk, for consumers
-        that expect chunks; the body must not be empty then. ``head`` is the value of the property of this name, if
-        the caller can make it at less cost.
+        ``close`` ends the connection after the answer. ``chunked`` sends the body in HTTP chunks, for consumers that
+        expect them; the body must not be empty then.
         """
         self.status = status
         self.body = body
@@ -62,20 +47,6 @@ class Reply:
         self.headers = headers
         self.close = close
         self.chunked = chunked
-        self._head = head
-
-    @property
-    def head(self) -> bytes:
-        """The status line and the headers that depend on this reply alone, framing included."""
-        if self._head is None:
-            framing = CHUNKED if self.chunked else ("Content-Length", str(len(self.body)))
-            self._head = _head(self.status, self.content_type, (*self.headers, framing))
-        return self._head
-
-    @property
-    def frame(self) -> tuple[bytes, bytes]:
-        """The bytes to send before the body and behind it."""
-        return (b"%x\r\n" % len(self.body), b"\r\n" + LAST_CHUNK) if self.chunked else (b"", b"")
 
     def with_headers(self, *headers: tuple[str, str]) -> Reply:
         """Return this reply with more headers."""
@@ -86,23 +57,11 @@ class Reply:
             (*self.headers, *headers),
             close=self.close,
             chunked=self.chunked,
-            head=None if self._head is None else self._head + _lines(headers),
-        )
-
-    def with_body(self, body: bytes, *headers: tuple[str, str], chunked: bool) -> Reply:
-        """Return this reply with another body, more headers, and perhaps another framing."""
-        return Reply(
-            self.status,
-            body,
-            self.content_type,
-            (*self.headers, *headers),
-            close=self.close,
-            chunked=chunked,
         )
 
 
 class ChunkedReply:
-    """An answer whose body is made while it is sent. Each item becomes one HTTP chunk, so no item may be empty.
+    """An answer whose body is made while it is sent. Each item becomes one or more HTTP chunks, so no item may be empty.
 
     ``compressible`` bodies are gzipped if the client accepts that. If the client has gone, the sender closes the
     generator of the chunks with ``aclose``.
@@ -125,29 +84,11 @@ class ChunkedReply:
         self.headers = headers
         self.compressible = compressible
 
-    def head(self, *headers: tuple[str, str]) -> bytes:
-        """Return the status line and the headers, with these more ``headers``, which frame the body."""
-        return _head(self.status, self.content_type, (*self.headers, *headers))
-
 
 Answer = Reply | ChunkedReply
 
 EMPTY = Reply()
 EMPTY_REPLAYED = Reply(headers=(("Idempotency-Replayed", "true"),))
-
-
-def _head(status: int, content_type: str, headers: Headers) -> bytes:
-    if content_type:
-        headers = (("Content-Type", content_type), *headers)
-    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n".encode("latin-1") + _lines(
-        headers
-    )
-
-
-def _lines(headers: Headers) -> bytes:
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    assert lines.count("\n") == len(headers), f"a line break in a header: {lines!r}"
-    return lines.encode("latin-1")
 
 
 def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply:

@@ -1,7 +1,6 @@
 """The listener and all its connections: their shared budgets, and their end.
 
-aiohttp's low-level ``web.Server`` makes one protocol for each connection. Our protocol stands before it (see
-``inbound``). An ``Application`` makes the answers (see ``exchange``).
+aiohttp's low-level ``web.Server`` makes a ``Connection`` for each client, and calls ``Exchange.serve`` for each request.
 
 A drain has these steps (see ``drain``):
 
@@ -14,11 +13,11 @@ A drain has these steps (see ``drain``):
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Final, cast
+from itertools import islice
+from typing import Any, Final
 
 from aiohttp import web
 from typing_extensions import override
@@ -33,8 +32,7 @@ from broker.http.budget import DEFAULTS, Bounds, BudgetKind, Budgets
 from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
 from broker.http.inbound import Connection
-from broker.http.reply import error_reply
-from broker.long_work import soon
+from broker.http.reply import Reply
 
 BACKLOG: Final = 1024
 TICK_S = 1.0
@@ -45,21 +43,35 @@ HANDLERS_END_S: Final = 0.5
 """How long a handler may go on after its client was cut, before it is cancelled."""
 NEWCOMERS_S: Final = 0.1
 """The least time that a client has for its request if it connects during a drain."""
-FOR_EVER_S: Final = 1e8
+HEADS_CUT_AT_ONCE: Final = 500
+"""The most connections that are cut in one turn of the loop: more would hold it for too long."""
+UNREAD_BYTES_MAX: Final = 128 * 1024
+"""aiohttp stops reading a socket when so many bytes of a body are unread."""
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 log = logs.get_logger()
 
 
-class _Refusals(logging.Filter):
-    """Drops aiohttp's log lines about requests that it can't read: any client could fill the log with them."""
+class _Protocols(web.Server):
+    """aiohttp's server. The listener calls it for each new client."""
+
+    def __init__(self, server: Server, handler: Handler, options: Mapping[str, Any]) -> None:
+        """Keep the options of aiohttp's protocol."""
+        super().__init__(handler)
+        self._server = server
+        self._options = options
 
     @override
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("Error handling request")
-
-
-_inner_log = logging.getLogger("broker.http")
-_inner_log.addFilter(_Refusals())
+    def __call__(self) -> Connection:
+        keep_alive_s = self._server.keep_alive_s
+        if keep_alive_s:
+            # What began together must not end in one turn of the loop.
+            keep_alive_s += self._server.spread_s()
+        loop = asyncio.get_running_loop()
+        return Connection(
+            self._server, self, loop=loop, keepalive_timeout=keep_alive_s, **self._options
+        )
 
 
 class Server:
@@ -80,59 +92,48 @@ class Server:
         """The number of requests being served. A connection counts its request when the head is whole."""
         self.draining = False
         self._patience_s = 0.0
+        self.reply_stall_s = config.server.reply_stall_s
         self._loop: asyncio.AbstractEventLoop
-        self._web: web.Server
+        self._web: _Protocols
+        self._runner: web.ServerRunner
+        self._site: web.SockSite
+        self._listening: socket.socket | None = None
         self.drain: Drain
-        self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> None:
         """Listen on a new socket, or on ``listening``, which listens already. Port 0 takes a free port.
 
         Raises:
-            OSError: the address is not free.
+            CannotListen: the address is not free.
         """
         self._loop = loop = asyncio.get_running_loop()
-        self.time = loop.time
-        self.next_tick = loop.time() + TICK_S
-        """The time of the next check of all connections. It stands for "now" where a second more does no harm."""
         self.call_later = loop.call_later
         self.create_future = loop.create_future
         self.drain = Drain(loop, lambda: bool(self.busy or self.heads))
         server = self._config.server
-        self._web = web.Server(
-            self._exchange.serve,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=FOR_EVER_S,  # Each ``Connection`` ends itself when it was idle for too long.
-            lingering_time=0.0,
-            logger=_inner_log,
-            max_line_size=server.request_line_bytes_max,
-            max_field_size=server.header_bytes_max,
-            max_headers=server.headers_max,
-        )
-        if listening is None:
-            self._server = await loop.create_server(
-                self._make_connection, host, port, backlog=BACKLOG
-            )
-        else:
-            self._server = await loop.create_server(
-                self._make_connection, sock=listening, backlog=BACKLOG
-            )
+        options = {
+            "access_log": None,
+            "auto_decompress": False,
+            "lingering_time": 0.0,  # Each ``Connection`` lingers by itself.
+            "max_line_size": server.request_line_bytes_max,
+            "max_field_size": server.header_bytes_max,
+            "max_headers": server.headers_max,
+            "read_bufsize": UNREAD_BYTES_MAX // 2,
+        }
+        self._web = _Protocols(self, self._exchange.serve, options)
+        self._runner = web.ServerRunner(self._web, shutdown_timeout=HANDLERS_END_S)
+        await self._runner.setup()
+        self._listening = listening or listen_at(host, port)
+        self._site = web.SockSite(self._runner, self._listening, backlog=BACKLOG)
+        await self._site.start()
         self._sweeper = asyncio.create_task(self._look_every_second())
-
-    def _make_connection(self) -> Connection:
-        return Connection(self)
-
-    def make_inner(self) -> asyncio.Protocol:
-        """Return aiohttp's protocol for one connection."""
-        return cast("asyncio.Protocol", self._web())
 
     @property
     def port(self) -> int:
         """The port on which this server listens."""
-        assert self._server is not None, "not started"
-        port: int = self._server.sockets[0].getsockname()[1]
+        assert self._listening is not None, "not started"
+        port: int = self._listening.getsockname()[1]
         return port
 
     @property
@@ -170,6 +171,11 @@ class Server:
                 self.drain.part(connection, self._patience_s)
             self.drain.look()
 
+    def request_began(self, connection: Connection) -> None:
+        """Note that a handler has a request."""
+        self.busy += 1
+        self.heads.pop(connection, None)
+
     def request_ended(self, connection: Connection, *, stays_open: bool = False) -> None:
         """Note that a reply was sent, or can't be sent."""
         self.busy -= 1
@@ -184,37 +190,24 @@ class Server:
         if connection.account.may_log():
             log.warning("connection cut", reason=f"it held the most of {kind}")
 
-    def last_words(self, error: BrokerError) -> bytes:
+    def last_words(self, connection: Connection, reply: Reply) -> web.StreamResponse:
         """Return a whole answer for bytes that are not a request. The connection must end after it."""
-        identifier = self._exchange.new_id()
-        log.debug("connection refused", request_id=identifier, code=error.code, error=error.message)
-        reply = error_reply(error, {})
-        return reply.head + self._exchange.last_tail(identifier) + reply.body
-
-    def cut(self) -> None:
-        """Stop listening and cut every connection, also those with requests."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self.open):
-            connection.force_close()
+        log.debug("connection refused", status=reply.status, error=reply.body.decode())
+        return self._exchange.last_words(connection, reply)
 
     async def _look_every_second(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.next_tick = self._loop.time() + TICK_S
             self._exchange.next_second()
             self.budgets.next_second()
-            soon(self._cut_slow_heads())
+            self._cut_slow_heads()
 
-    def _cut_slow_heads(self) -> Iterator[None]:
-        """Cut the connections whose request's head takes too long to arrive. Each step cuts one."""
+    def _cut_slow_heads(self) -> None:
+        """Cut the connections whose request's head takes too long to arrive, oldest first."""
         oldest = self._loop.time() - self._config.server.header_deadline_s
-        for connection, began in list(self.heads.items()):
-            if began > oldest:
-                return
-            if connection in self.heads:
-                connection.force_close()
-            yield
+        for connection, began in list(islice(self.heads.items(), HEADS_CUT_AT_ONCE)):
+            if began <= oldest:
+                connection.cut()
 
     def spread_s(self) -> float:
         """Return a part of a tick, each time another one: what began together must not end in one turn of the loop."""
@@ -228,7 +221,7 @@ class Server:
 
         Idle connections of other clients have ``patience_s`` for a last request (see ``drain``).
         """
-        if self._server is None or self.draining:
+        if self._listening is None or self.draining:
             return
         self.draining = True
         self._patience_s = patience_s
@@ -239,13 +232,12 @@ class Server:
 
     async def quiet(self) -> None:
         """Wait until no request is served or has begun to arrive, and all idle connections have ended."""
-        if self._server is not None:
+        if self._listening is not None:
             await self.drain.quiet()
 
     async def close(self, within_s: float | None = None) -> None:
         """Drain, close the listener, and wait at most ``within_s`` for all answers. None: the configured time."""
-        server = self._server
-        if server is None:
+        if self._listening is None:
             return
         self.begin_drain(0.0)
         try:
@@ -255,17 +247,17 @@ class Server:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LULL_S):
                         await self.drain.quiet()
-                await stop_accepting(server, self._make_connection)
+                await stop_accepting(self._listening, self._site, self._web)
                 await self.drain.quiet()
         except TimeoutError:
             log.warning("drain ended before all requests were answered", requests=self.busy)
-        self.cut()
-        await self._web.shutdown(HANDLERS_END_S)
-        await server.wait_closed()
+        for connection in list(self.open):
+            connection.cut()
+        await self._runner.cleanup()
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.bodies.close()
-        self._server = None
+        self._listening = None
 
 
 def _bounds(config: Config) -> dict[BudgetKind, Bounds]:

@@ -36,7 +36,7 @@ from broker.http.answer import NoAnswer, NotSent, json_of
 from broker.http.exchange import Admitted
 from broker.http.outbound import OutboundConnection, open_connection
 from broker.http.pool import Pool
-from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected_reply
+from broker.http.reply import Answer, Headers, Reply, error_reply, json_reply, unexpected_reply
 from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server
 from broker.rowlog.listeners import (
@@ -201,10 +201,10 @@ class ListenerNode:
             return error_reply(error, headers)
         return unexpected_reply(headers, request_id)
 
-    def lines(self, headers: Mapping[str, str]) -> str:
+    def headers(self, headers: Mapping[str, str]) -> Headers:
         """Add nothing to replies."""
         del headers
-        return ""
+        return ()
 
 
 async def _called(listeners: LocalListeners, subscription: str, message: Message) -> bool:

@@ -122,7 +122,7 @@ def test_a_read_of_expired_messages_is_found(nodes: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "broker.topics.topic_reader.oldest_live", lambda topic, now_ms, lifetime_ms=None: bytes(10)
     )
-    plan = Plan(seed=1, minutes=1.0, workload="topics", nodes=nodes)
+    plan = Plan(seed=2, minutes=1.0, workload="topics", nodes=nodes)
     assert "expired_late" in simulate(plan).verdict.names
 
 

@@ -15,7 +15,14 @@ ANYWHERE = "broker/*"
 
 # Patterns of fnmatch; its * also matches folders.
 DOORS = {
-    "aiohttp": ["broker/http/exchange.py", "broker/http/server.py"],
+    "aiohttp": [
+        "broker/http/body.py",
+        "broker/http/delivery.py",
+        "broker/http/drain.py",
+        "broker/http/exchange.py",
+        "broker/http/inbound.py",
+        "broker/http/server.py",
+    ],
     "click": [
         "broker/cli/*",
         "chaos/cli.py",

@@ -40,7 +40,7 @@ MIRRORS = {
     "zookeeper": "its server, and its client",
 }
 """Module names that several packages use for the same thing; the package says which side of it."""
-GERUNDS = {"framing", "ring", "routing"}
+GERUNDS = {"ring", "routing"}
 """Modules whose names end in -ing and are nouns."""
 
 

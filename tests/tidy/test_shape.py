@@ -16,7 +16,6 @@ LONG = {
     "broker/client/sync.py": "the blocking form of each part of the client's interface",
     "broker/operations/replies.py": "one declaration for each reply of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",
-    "broker/http/inbound.py": "the states of one connection and all transitions",
     "broker/config/sections.py": "every key with its bounds, and the rules between keys",
     "broker/node/node.py": "all parts of a node, and the order of their start and stop",
     "broker/rowlog/rowlog.py": "the application's interface, half of it docstrings",

@@ -1,7 +1,6 @@
 import asyncio
 import gzip
 from collections.abc import AsyncGenerator, Callable
-from typing import cast
 
 import pytest
 
@@ -9,10 +8,10 @@ from broker import long_work
 from broker.api.router import Router
 from broker.config.sections import Config, ServerConfig
 from broker.errors import Unavailable
-from broker.http.budget import Hold
-from broker.http.delivery import Outgoing, ReaderStalled, SlowReaderLimits, accepts_gzip
+from broker.http import inbound
+from broker.http.delivery import accepts_gzip
 from broker.http.inbound import Connection
-from broker.http.reply import ChunkedReply, Reply
+from broker.http.reply import ChunkedReply
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.wire import avro
@@ -138,40 +137,32 @@ async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> Non
     await broker.close()
 
 
-class Dripping:
-    """A connection whose reader takes ``takes`` bytes at each wait. All come from the socket, until it is empty."""
-
-    def __init__(self, untaken: int, takes: int) -> None:
-        self.untaken_bytes = self.unsent_bytes = untaken
-        self.takes = takes
-        self.cut = False
-
-    @property
-    def writing_paused(self) -> bool:
-        return self.untaken_bytes > 0
-
-    def write(self, *parts: bytes) -> None:
-        pass
-
-    async def drained(self, wait_s: float) -> bool:
-        self.untaken_bytes -= self.takes
-        return self.untaken_bytes <= 0
-
-    def force_close(self) -> None:
-        self.cut = True
-
-
 @pytest.mark.parametrize(("takes", "cut"), [(0, True), (999, True), (1000, False)])
-async def test_a_reader_below_the_lowest_rate_is_cut(takes: int, cut: bool) -> None:
-    dripping = Dripping(50_000, takes)
-    slow = SlowReaderLimits(stall_s=10, bytes_a_second_min=100)
-    out = Outgoing(cast("Connection", dripping), "HEAD", {}, b"", Hold(None), slow)
-    if cut:
-        with pytest.raises(ReaderStalled):
-            await out.send(Reply())
-    else:
-        await out.send(Reply())
-    assert dripping.cut is cut
+async def test_a_reader_below_the_lowest_rate_is_cut(
+    takes: int, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader takes ``takes`` bytes in ten seconds, of which the node has the kernel's account."""
+    monkeypatch.setattr(inbound, "TAKEN_BYTES_A_SECOND_MIN", 100)
+    broker = Broker(Config(server=ServerConfig(reply_stall_s=10.0)))
+    untaken, ends = 50_000, list[str]()
+
+    class Dripping(Connection):
+        untaken_bytes = property(lambda _: untaken)
+
+        def cut(self) -> None:
+            ends.append("cut")
+
+    async with listening(broker):
+        broker.server.call_later = lambda _, look, *given: looks.append((look, given))  # type: ignore[assignment]
+        looks: list[tuple[Callable[..., None], tuple[int]]] = []
+        dripping = Dripping(broker.server, broker.server._web, loop=asyncio.get_running_loop())
+        dripping.pause_writing()
+        untaken -= takes
+        look, given = looks.pop()
+        look(*given)
+        assert bool(ends) is cut
+        assert bool(looks) is not cut
+    await broker.close()
 
 
 def failing(answers: list[bytes | Exception]) -> ChunkedReply:

@@ -1,15 +1,6 @@
 import pytest
-from aiohttp import web
 
-from broker.http.exchange import SENT, SENT_LAST
 from tests.kit.serving import Http, RawHttp
-
-
-async def test_the_answer_says_only_if_the_connection_stays_open() -> None:
-    for sent, stays_open in ((SENT, True), (SENT_LAST, False)):
-        assert isinstance(sent, web.StreamResponse)
-        assert sent.keep_alive is stays_open
-        await sent.write_eof()
 
 
 @pytest.mark.parametrize(

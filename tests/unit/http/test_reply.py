@@ -12,36 +12,12 @@ from broker.errors import (
     TopicNotFound,
     registry,
 )
-from broker.http.reply import Reply, error_reply, json_reply, names_json, unexpected_reply
+from broker.http.reply import Reply, error_reply, names_json, unexpected_reply
 from broker.operations.media_types import JSON
 
 
 def header(reply: Reply, name: str) -> str | None:
     return dict(reply.headers).get(name)
-
-
-def test_a_head_is_made_once() -> None:
-    reply = json_reply({"a": 1})
-    assert reply.head == (
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 7\r\n"
-    )
-    assert reply.head is reply.head
-
-
-def test_an_empty_reply_has_no_type() -> None:
-    assert Reply().head == b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"
-
-
-def test_a_chunked_reply_is_one_chunk_and_the_end() -> None:
-    reply = Reply(200, b"x" * 17, "avro/binary", chunked=True)
-    assert reply.head.endswith(b"Transfer-Encoding: chunked\r\n")
-    assert b"Content-Length" not in reply.head
-    assert reply.frame == (b"11\r\n", b"\r\n0\r\n\r\n")
-
-
-def test_a_line_break_in_a_header_is_a_bug() -> None:
-    with pytest.raises(AssertionError):
-        _ = Reply(headers=(("X", "a\r\nEvil: b"),)).head
 
 
 def test_errors_are_text_unless_json_is_named() -> None:
