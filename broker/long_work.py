@@ -40,6 +40,8 @@ THREADS: Final = 2
 """Threads for bodies and replies. More would keep the loop waiting longer for the interpreter's lock."""
 COUNTED_AT_ONCE: Final = 1_000
 """A thread counts so many small items on the loop together: each call takes 0.1 ms."""
+ANSWERED_WITHIN_S: Final = 60.0
+"""A thread waits no longer for the loop, which may have ended: the process could not end before the thread."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -113,7 +115,7 @@ class _CountedOnLoop:
         counted: Future[None] = Future()
         try:
             self._loop.call_soon_threadsafe(self._count, counted)
-            counted.result()
+            counted.result(ANSWERED_WITHIN_S)
         finally:
             del counted  # See ``shield``.
 
