@@ -22,7 +22,7 @@ from broker.model import (
 )
 from broker.moments import rfc3339
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON
-from broker.operations.parameters import TTL
+from broker.operations.parameters import COUNT, FIRST_ID, LAST_ID, TTL
 from broker.operations.replies import Stage
 from broker.operations.sent import StagesSent
 from broker.places import GENERATION_HEADER
@@ -35,9 +35,6 @@ from broker.wire.json_numbers import read_long
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRODUCER_ID = "Producer-Id"
 PRODUCER_NUMBER = "Producer-Number"
-FIRST_ID = "Broker-First-Id"
-LAST_ID = "Broker-Last-Id"
-COUNT = "Broker-Count"
 NUMBER_MAX = (1 << 63) - 1
 _INLINE = ROW_ID_MIN.hex()
 FEW_MAX = 2_000

@@ -24,7 +24,6 @@ from typing import Final
 
 import orjson
 
-from broker.api.publish import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
 from broker.api.transactions import NAME_EPOCH
 from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
@@ -34,6 +33,7 @@ from broker.http.request import Request
 from broker.model import TopicId
 from broker.operations.media_types import JSON
 from broker.operations.operation import Answerer, RepeatEffect
+from broker.operations.parameters import COUNT, FIRST_ID, LAST_ID
 from broker.operations.replies import Leader
 from broker.operations.table import BY_NAME
 from broker.places import GENERATION_HEADER

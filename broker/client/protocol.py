@@ -43,14 +43,21 @@ from broker.model import (
     message_id_from_hex,
 )
 from broker.operations.media_types import AVRO, MESSAGES, THRIFT
-from broker.operations.parameters import COMMITTED, KEY, PRODUCER, TTL, WAIT
+from broker.operations.parameters import (
+    COMMITTED,
+    COUNT,
+    FIRST_ID,
+    KEY,
+    LAST_ID,
+    PRODUCER,
+    TTL,
+    WAIT,
+)
 from broker.places import GENERATION_HEADER, Place
 from broker.wire import avro, messages
 from broker.wire.transaction import encode_transaction
 
-FIRST_ID = "broker-first-id"
-LAST_ID = "broker-last-id"
-COUNT = "broker-count"
+_FIRST_ID, _LAST_ID, _COUNT = (name.lower() for name in (FIRST_ID, LAST_ID, COUNT))
 _GENERATION = GENERATION_HEADER.lower()
 
 
@@ -265,14 +272,14 @@ def _stage(stage: str) -> str:
 def published(reply: Reply) -> Published:
     """Read the answer to ``publish``."""
     headers = reply.headers
-    header, first, last = headers.get(HEADER), headers.get(FIRST_ID), headers.get(LAST_ID)
+    header, first, last = headers.get(HEADER), headers.get(_FIRST_ID), headers.get(_LAST_ID)
     return Published(
         reply.body or None,
         headers.get("idempotency-replayed") == "true",
         None if header is None else _leader(header),
         None if first is None else _id(first),
         None if last is None else _id(last),
-        number_of(headers.get(COUNT)),
+        number_of(headers.get(_COUNT)),
         generation(headers),
     )
 

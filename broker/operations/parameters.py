@@ -202,17 +202,18 @@ REPLAYED: Final = {
         {"const": "true"},
     )
 }
+FIRST_ID: Final = "Broker-First-Id"
+LAST_ID: Final = "Broker-Last-Id"
+COUNT: Final = "Broker-Count"
 PUBLISHED: Final = {
     **REPLAYED,
-    "Broker-First-Id": _told(
+    FIRST_ID: _told(
         "The id of the first published message, if it is known. For stages, and for messages stored in a transaction, "
         "the id of the reference.",
         schema_of(IdText),
     ),
-    "Broker-Last-Id": _told(
-        "The id of the last published message, in the same way.", schema_of(IdText)
-    ),
-    "Broker-Count": _told("The number of published messages, if it is known.", INTEGER),
+    LAST_ID: _told("The id of the last published message, in the same way.", schema_of(IdText)),
+    COUNT: _told("The number of published messages, if it is known.", INTEGER),
 }
 BLOCKED_BY: Final = {
     "Broker-Blocked-By": _told(
