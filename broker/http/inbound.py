@@ -167,6 +167,8 @@ class Connection(web.RequestHandler):
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        # aiohttp keeps requests that wait, and these lead back here: garbage that only a full collection would free.
+        self._messages.clear()
         if self._stall is not None:
             self._stall.cancel()
         self.account.close()
@@ -323,6 +325,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Return the reply to bytes that are no request."""
+        if exc is not None:
+            exc.__traceback__ = None  # It leads to this connection, which keeps the error.
         if status != BadRequest.http_status:
             return super().handle_error(request, status, exc, message)
         why = " ".join((message or "").split())[:200]

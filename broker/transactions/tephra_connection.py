@@ -48,7 +48,7 @@ monotonic: Callable[[], float] = time.perf_counter
 """Measures how long answers take, for metrics only. No decision depends on it."""
 
 
-class TephraConnection(asyncio.Protocol):
+class TephraConnection(asyncio.BufferedProtocol):
     """One connection. The loop and its server use it."""
 
     def __init__(self, server: TephraServer) -> None:
@@ -106,7 +106,15 @@ class TephraConnection(asyncio.Protocol):
             )
 
     @override
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._server.read_buffer
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(memoryview(self._server.read_buffer)[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
+        """Take bytes that have arrived."""
         if self._ends:
             return
         self._last_commit = None

@@ -7,7 +7,16 @@ from functools import partial
 import pytest
 
 from broker.errors import Overloaded
-from broker.long_work import COUNTED_AT_ONCE, ROUNDS_FREE, Pace, Take, aside, heavy, paced
+from broker.long_work import (
+    COUNTED_AT_ONCE,
+    ROUNDS_FREE,
+    Pace,
+    ShortWork,
+    Take,
+    aside,
+    heavy,
+    paced,
+)
 from broker.testing.virtual_time import simulate
 from tests.kit.bench import settle
 
@@ -198,3 +207,24 @@ async def test_a_call_that_is_cancelled_waits_for_the_end_of_its_thread() -> Non
         (await asyncio.gather(call, return_exceptions=True))[0], asyncio.CancelledError
     )
     assert ended == [True]
+
+
+async def test_no_slice_begins_beside_short_work() -> None:
+    order: list[str] = []
+
+    async def walk() -> None:
+        await Pace().pause()
+        order.append("slice")
+
+    with ShortWork():
+        walking = asyncio.create_task(walk())
+        await settle(ROUNDS_FREE + 2)
+        order.append("short")
+    await walking
+    assert order == ["short", "slice"]
+
+
+async def test_short_work_that_takes_long_holds_no_walk_for_ever() -> None:
+    with ShortWork():
+        async with asyncio.timeout(30):
+            await Pace().pause()

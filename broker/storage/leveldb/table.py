@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from broker import user_code
 from broker.errors import BodyTooLarge
+from broker.long_work import ShortWork
 from broker.storage.leveldb import files
 from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
@@ -94,7 +95,8 @@ class LevelDBTable:
         if clear and has_cells(space):
             await self._warm(cells_prefix(space, row))
         request = ChangeRequest(space, row, expected, puts, deletes, clear)
-        changed: bool = await self._writer.submit(lambda round_: round_.change(request))
+        with ShortWork():
+            changed: bool = await self._writer.submit(lambda round_: round_.change(request))
         if changed and clear and has_cells(space):
             self._compaction.gone([cells_prefix(space, row)])
         return changed
