@@ -269,6 +269,8 @@ class Connection(web.RequestHandler):
         if self._counted:
             self._claim(request)
         self._behind = self._is_held
+        if self._half_closed:
+            settled(self._close_if_unused)
         return self._refusal
 
     def end(self, *, stays_open: bool) -> None:
@@ -376,7 +378,8 @@ class Connection(web.RequestHandler):
 
     def _close_if_unused(self) -> None:
         """Close the connection of a client that has stopped sending, unless it gets an answer."""
-        if self.transport is not None and not (self.busy and self.body_is_here):
+        waits = self._messages or (self.busy and self.body_is_here)
+        if self.transport is not None and not waits:
             self.transport.close()
 
 
