@@ -1,4 +1,4 @@
-"""What a request asks for: the type of its body, the fields of a JSON body, the places in a topic that it names.
+"""Read a request: the type of its body, the fields of a JSON body, the places in a topic that it names.
 
 A place in a topic has one of these forms::
 

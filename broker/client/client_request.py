@@ -43,7 +43,7 @@ Reply = answer.HttpAnswer
 
 
 class _Facts(NamedTuple):
-    """What every request of an operation has. ``accept``: the type of its answer, if it has one type only."""
+    """The facts that all requests of an operation have. ``accept``: the type of its answer, if it has one type only."""
 
     method: str
     template: str

@@ -66,7 +66,7 @@ class _Protocols(web.Server):
     def __call__(self) -> Connection:
         keep_alive_s = self._server.keep_alive_s
         if keep_alive_s:
-            # What began together must not end in one turn of the loop.
+            # Connections that began together must not end in one turn of the loop.
             keep_alive_s += self._server.spread_s()
         loop = asyncio.get_running_loop()
         return Connection(

@@ -1,4 +1,4 @@
-"""What the formats and both directions share: messages of records, the contents of a file, a part that grows."""
+"""The parts that the formats and both directions share: messages of records, the contents of a file, a part that grows."""
 
 from __future__ import annotations
 

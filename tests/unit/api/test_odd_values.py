@@ -153,7 +153,7 @@ async def test_no_reply_has_a_number_that_a_double_does_not_hold(broker: Broker)
     await told("GET", f"{PATH}/{identifier}")
     await told("GET", f"{PATH}/prune")
     assert list(large_numbers(replies)) == []
-    # What the broker wrote, it reads.
+    # This broker reads the bytes that it wrote.
     assert identifier in (await told("GET", f"{PATH}/snapshot"))["invalids"]
 
 

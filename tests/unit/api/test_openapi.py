@@ -1,4 +1,4 @@
-"""What a node tells about itself and about its interface."""
+"""A node's answers about itself and about its interface."""
 
 import asyncio
 import base64

@@ -162,7 +162,7 @@ def test_a_listener_that_can_not_be_imported_is_a_usage_error(
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # The command changes the path, too; this restores it.
-    # Nothing listens there: a command that is not refused fails with another code.
+    # No server listens there: a command that is not refused fails with another code.
     unreachable = ["--hbase", "127.0.0.1:1"]
     code, _, told = run(capsys, "rowlog", "process", "mq", *unreachable, "--listener", *words)
     assert (code, says in told) == (2, True), told
