@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -6,6 +8,7 @@ from broker.config.sections import Config, ServerConfig
 from broker.http.budget import Bounds, BudgetKind, Budgets
 from broker.model import Poll
 from broker.wire import avro
+from tests.kit.bench import settle
 from tests.kit.serving import (
     Broker,
     Http,
@@ -223,3 +226,24 @@ async def test_blank_lines_are_no_request_that_a_drain_waits_for() -> None:
             broker.server.begin_drain(0.01)
             await broker.server.quiet()
     await broker.close()
+
+
+@pytest.mark.parametrize("behind", [b"NO REQUEST\r\n\r\n", PING + PUBLISH[:-1]])
+async def test_a_closed_connection_is_freed_without_a_collection(
+    broker: Broker, http: Http, behind: bytes
+) -> None:
+    """aiohttp keeps requests that wait, and the error of its parser; both lead back to the connection."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with RawHttp(http.port) as raw:
+            await raw.send(WAITING)
+            await broker.someone_waits()
+            await raw.send(behind)
+            await settle()
+            left = [weakref.ref(each) for each in broker.server.open]
+        async with asyncio.timeout(30):
+            while any(each() is not None for each in left):
+                await settle()
+    finally:
+        gc.enable()
