@@ -1,11 +1,12 @@
 """The values that all parts use: topics, ids, messages, snapshots.
 
-There are two kinds of id. Both are plain bytes, and their order as unsigned bytes is the topic's order::
+A message stands in its log under a log key. Consumers see a message id, which is made of two log keys. Both are plain
+bytes, and their order as unsigned bytes is the topic's order::
 
-    row id      int64 timestamp ms | uint16 seq                              10 bytes, one row of one log
-    message id  row id of the message row | row id of the payload row        20 bytes, what consumers see
+    log key     int64 timestamp ms | uint16 seq                                10 bytes, one message of one log
+    message id  key in the message log | key in the payload log                20 bytes, what consumers see
 
-The second half of a message id is zero if the message's payload lies in its own row. Ids stay raw bytes everywhere
+The second half of a message id is zero if the payload lies in the message log itself. Ids stay raw bytes everywhere
 for two reasons: Python compares, slices and joins bytes very fast, and a number would lose the fixed width that
 makes ids sort. ``seq`` is unsigned.
 """
@@ -25,22 +26,22 @@ from typing_extensions import override
 
 from broker.errors import BadName, BadRequest
 
-RowId = bytes
+LogKey = bytes
 """10 bytes: timestamp in ms, int64 big-endian; seq, uint16 big-endian."""
 MessageId = bytes
-"""20 bytes: the row id of the message row, then that of the payload row (zero if inline)."""
+"""20 bytes: the message's key in the message log, then its key in the payload log (zero if inline)."""
 
-ROW_ID_BYTES = 10
+LOG_KEY_BYTES = 10
 MESSAGE_ID_BYTES = 20
 SEQ_MAX = 0xFFFF
 TIMESTAMP_MAX_MS = (1 << 63) - 1
-ROW_ID_MIN: RowId = bytes(ROW_ID_BYTES)
-ROW_ID_MAX: RowId = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
+LOG_KEY_MIN: LogKey = bytes(LOG_KEY_BYTES)
+LOG_KEY_MAX: LogKey = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
 POINTER_MAX = (1 << 63) - 1
 POINTERS_PER_MS = 1_000_000
 """A write pointer divided by this is the time when its transaction began, in ms."""
 
-_ROW_ID = struct.Struct(">qH")
+_LOG_KEY = struct.Struct(">qH")
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY = re.compile(r"[!-~]{1,255}")
@@ -106,48 +107,48 @@ def check_key(key: str) -> str:
     return key
 
 
-def row_id(timestamp_ms: int, seq: int) -> RowId:
-    """Pack a row id. Raises struct.error if a part is out of range."""
-    return _ROW_ID.pack(timestamp_ms, seq)
+def log_key(timestamp_ms: int, seq: int) -> LogKey:
+    """Pack a log key. Raises struct.error if a part is out of range."""
+    return _LOG_KEY.pack(timestamp_ms, seq)
 
 
-def unpack_row_id(row: RowId) -> tuple[int, int]:
-    """Return (timestamp in ms, seq) of a row id."""
-    timestamp_ms, seq = _ROW_ID.unpack(row)
+def unpack_log_key(key: LogKey) -> tuple[int, int]:
+    """Return (timestamp in ms, seq) of a log key."""
+    timestamp_ms, seq = _LOG_KEY.unpack(key)
     return timestamp_ms, seq
 
 
-def timestamp_of(identifier: RowId | MessageId) -> int:
-    """Return the timestamp in ms with which a row id or a message id begins."""
+def timestamp_of(identifier: LogKey | MessageId) -> int:
+    """Return the timestamp in ms with which a log key or a message id begins."""
     return int.from_bytes(identifier[:8], "big")
 
 
-def row_before(row: RowId) -> RowId:
-    """Return the greatest row id below ``row``; the least row id itself if there is none."""
-    number = int.from_bytes(row, "big")
-    return (number - 1 if number else 0).to_bytes(ROW_ID_BYTES, "big")
+def log_key_before(key: LogKey) -> LogKey:
+    """Return the greatest log key below ``key``; the least log key itself if there is none."""
+    number = int.from_bytes(key, "big")
+    return (number - 1 if number else 0).to_bytes(LOG_KEY_BYTES, "big")
 
 
-def row_after(row: RowId) -> RowId:
-    """Return the least row id above ``row``; the greatest row id itself if there is none."""
-    return ROW_ID_MAX if row >= ROW_ID_MAX else _next(row)
+def log_key_after(key: LogKey) -> LogKey:
+    """Return the least log key above ``key``; the greatest log key itself if there is none."""
+    return LOG_KEY_MAX if key >= LOG_KEY_MAX else _next(key)
 
 
 def id_after(message_id: MessageId) -> MessageId:
     """Return the least message id above ``message_id``; the greatest one itself if there is none."""
-    row, payload_row = message_id[:ROW_ID_BYTES], message_id[ROW_ID_BYTES:]
-    if payload_row < ROW_ID_MAX:
-        return row + _next(payload_row)
-    return message_id if row >= ROW_ID_MAX else _next(row) + ROW_ID_MIN
+    key, payload_key = message_id[:LOG_KEY_BYTES], message_id[LOG_KEY_BYTES:]
+    if payload_key < LOG_KEY_MAX:
+        return key + _next(payload_key)
+    return message_id if key >= LOG_KEY_MAX else _next(key) + LOG_KEY_MIN
 
 
-def _next(row: RowId) -> RowId:
-    return (int.from_bytes(row, "big") + 1).to_bytes(ROW_ID_BYTES, "big")
+def _next(key: LogKey) -> LogKey:
+    return (int.from_bytes(key, "big") + 1).to_bytes(LOG_KEY_BYTES, "big")
 
 
-def first_row_at(timestamp_ms: int) -> RowId:
-    """Return the least row id of a millisecond, clamped to the range of ids."""
-    return _ROW_ID.pack(min(max(timestamp_ms, 0), TIMESTAMP_MAX_MS), 0)
+def first_log_key_at(timestamp_ms: int) -> LogKey:
+    """Return the least log key of a millisecond, clamped to the range of ids."""
+    return _LOG_KEY.pack(min(max(timestamp_ms, 0), TIMESTAMP_MAX_MS), 0)
 
 
 def message_id_from_hex(text: str) -> MessageId:
@@ -266,8 +267,8 @@ class RollbackRange(NamedTuple):
     """The rows of one transactional publish, both ends included."""
 
     pointer: int
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
 
 
 class Snapshot:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from broker.clock import SystemClock
 from broker.errors import Fenced, StorageCorrupt, StorageFull
-from broker.model import RowId, TopicId, row_id, timestamp_of
+from broker.model import LogKey, TopicId, log_key, timestamp_of
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
@@ -41,17 +41,17 @@ _BOUNDS = PageBounds(bytes_max=256 << 10, packed_from=4)
 """Small pages, so that the log also rolls."""
 
 
-def rows_until(last: RowId) -> list[RowId]:
+def rows_until(last: LogKey) -> list[LogKey]:
     """Return the ids of the batch whose last id this is."""
-    return [row_id(timestamp_of(last), seq) for seq in range(ROWS)]
+    return [log_key(timestamp_of(last), seq) for seq in range(ROWS)]
 
 
-def payload_of(row: RowId, size: int) -> bytes:
+def payload_of(row: LogKey, size: int) -> bytes:
     """Return the payload of a row, which can't be compressed."""
     return hashlib.shake_128(row).digest(size)
 
 
-async def read_ids(logs: Logs) -> list[RowId]:
+async def read_ids(logs: Logs) -> list[LogKey]:
     """Return all ids of the log. Raises StorageCorrupt, also for a changed payload."""
     found = await rows_of(logs, LOG)
     for row in found:
@@ -60,7 +60,7 @@ async def read_ids(logs: Logs) -> list[RowId]:
     return [row.id for row in found]
 
 
-async def ids_in(directory: Path) -> list[RowId]:
+async def ids_in(directory: Path) -> list[LogKey]:
     """Open an appender's database, and return all ids of the log. Raises Unavailable, and like ``read_ids``."""
     table = await open_table(directory)
     try:
@@ -85,7 +85,7 @@ class Appender:
         """Append until killed."""
         while True:
             hold = await self._claimed()
-            last = row_id(next(self._ms), ROWS - 1)
+            last = log_key(next(self._ms), ROWS - 1)
             ids = rows_until(last)
             try:
                 await append(hold, ids, [payload_of(row, self._payload_bytes) for row in ids])
@@ -109,7 +109,7 @@ class Appender:
                     _say("reopened")
             return self._hold
 
-    async def _not_written(self, error: StorageFull, last: RowId) -> None:
+    async def _not_written(self, error: StorageFull, last: LogKey) -> None:
         if error.outcome == "unknown":
             _say(f"unknown {last.hex()}")
         else:

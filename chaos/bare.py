@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from broker.model import ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_MIN, LogKey
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of, messages_of
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
@@ -21,14 +21,14 @@ _CELLS_AT_ONCE = 16
 class StoredRow(NamedTuple):
     """One stored message. ``payload`` is None for a reference; the pointer is negative after a rollback."""
 
-    id: RowId
+    id: LogKey
     payload: bytes | None
     pointer: int | None
 
 
 async def append(
     hold: LogHold,
-    ids: Sequence[RowId],
+    ids: Sequence[LogKey],
     payloads: Sequence[bytes],
     shared: Shared = PLAIN,
     marks: Sequence[Mark] = (),
@@ -42,7 +42,7 @@ async def append(
 
 
 async def rows_of(
-    logs: Logs, log: LogId, after: RowId = ROW_ID_MIN, through: RowId | None = None
+    logs: Logs, log: LogId, after: LogKey = LOG_KEY_MIN, through: LogKey | None = None
 ) -> list[StoredRow]:
     """Return the rows in (``after``, ``through``], or to the end. Raises Unavailable, StorageCorrupt."""
     reader = logs.reader(log, after, through)
@@ -59,7 +59,7 @@ async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[StoredRow], 
     Raises:
         Unavailable, StorageCorrupt: see rows_of.
     """
-    reader = logs.reader(log, ROW_ID_MIN)
+    reader = logs.reader(log, LOG_KEY_MIN)
     found: list[StoredRow] = []
     while not reader.ended and len(found) < count:
         for entry in await reader.before(_CELLS_AT_ONCE, _BYTES_AT_ONCE):
@@ -67,7 +67,7 @@ async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[StoredRow], 
     return found, reader.ended
 
 
-def _is_between(row: RowId, after: RowId, through: RowId | None) -> bool:
+def _is_between(row: LogKey, after: LogKey, through: LogKey | None) -> bool:
     return row > after and (through is None or row <= through)
 
 

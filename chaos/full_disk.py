@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey
 from chaos import checkers
 from chaos.appender import ids_in, rows_until
 from chaos.history import History
@@ -79,7 +79,7 @@ def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list
     return before, after
 
 
-def found_in(directory: Path) -> tuple[list[RowId] | None, str]:
+def found_in(directory: Path) -> tuple[list[LogKey] | None, str]:
     """Return the ids in an appender's log; None and the reason if it can't be read."""
     try:
         return asyncio.run(ids_in(directory)), ""
@@ -87,7 +87,7 @@ def found_in(directory: Path) -> tuple[list[RowId] | None, str]:
         return None, str(error)
 
 
-def history_of(lines: Sequence[str], final: Sequence[RowId] | None, why: str) -> History:
+def history_of(lines: Sequence[str], final: Sequence[LogKey] | None, why: str) -> History:
     """Return the history of the appender's lines and of the final log; None for an unreadable log.
 
     A row's payload follows from its id, so the history has the id in place of the payload.
@@ -95,7 +95,7 @@ def history_of(lines: Sequence[str], final: Sequence[RowId] | None, why: str) ->
     history = History(count().__next__)
     told = [line.partition(" ") for line in lines]
     appends = [(word, bytes.fromhex(last)) for word, _, last in told if word in {"ok", "unknown"}]
-    newest = max((last for _, last in appends), default=ROW_ID_MIN)
+    newest = max((last for _, last in appends), default=LOG_KEY_MIN)
     # Rows above were in flight when the appender was killed.
     beyond = sorted({rows_until(row)[-1] for row in final or () if row > newest})
     for word, last in [*appends, *(("unknown", last) for last in beyond)]:
@@ -106,13 +106,13 @@ def history_of(lines: Sequence[str], final: Sequence[RowId] | None, why: str) ->
             ending.ok({"last": ids[-1]}, ids[0])
         else:
             ending.unknown("the disk was full, or the appender was killed")
-    bounds = {"after": ROW_ID_MIN.hex(), "through": ROW_ID_MAX.hex(), "generation": 1}
+    bounds = {"after": LOG_KEY_MIN.hex(), "through": LOG_KEY_MAX.hex(), "generation": 1}
     ending = history.invoke("final", "read", "log", bounds)
     if final is None:
         ending.fail(why)
     else:
         rows = [[row.hex(), row.hex(), None] for row in final]
-        last_id = rows[-1][0] if rows else ROW_ID_MIN.hex()
+        last_id = rows[-1][0] if rows else LOG_KEY_MIN.hex()
         ending.ok({"rows": rows, "seen": last_id, "floor": "", "pointer": last_id})
     return history
 

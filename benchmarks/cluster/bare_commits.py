@@ -24,7 +24,7 @@ from thriftpy2.transport import TBufferedTransportFactory
 
 from benchmarks import prepared
 from benchmarks.cluster.threads import measure
-from broker.model import TopicId, row_id
+from broker.model import TopicId, log_key
 from broker.storage.entry import encode, entries_of
 from broker.storage.hbase.schema import salt_of
 from broker.storage.keys import LogId, page_key
@@ -68,10 +68,10 @@ class Lane:
         """Write entries and the head in one commit."""
         self._ms += 1
         if self._commits % _PAGE_COMMITS == 0:
-            key = page_key(self._log, row_id(self._ms, 0))
+            key = page_key(self._log, log_key(self._ms, 0))
             self._row, self._committed = salt_of(key) + key, None
         self._commits += 1
-        ids = [row_id(self._ms, number) for number in range(self._messages)]
+        ids = [log_key(self._ms, number) for number in range(self._messages)]
         cells = [
             _cell(b"e", entry.column, encode(entry)) for entry in entries_of(1, ids, self._payloads)
         ]

@@ -38,13 +38,13 @@ from typing import Any, Final
 
 from broker.errors import NotInstalled
 from broker.http.reply import Piece
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MESSAGE_ID_BYTES
 from broker.topics.pages import PollPage, Run
 from broker.wire import attributes
 
 _LEAD_BYTES: Final = 1
 _INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
-"""The bytes before the length in an item of the message log. An item of a payload log has a row id before it."""
+"""The bytes before the length in an item of the message log. An item of a payload log has a log key before it."""
 _PAYLOADS_MAX: Final = ((1 << 6) - 1, (1 << 13) - 1, (1 << 20) - 1, (1 << 27) - 1)
 """The longest payloads whose length takes 1, 2, 3 and 4 bytes."""
 _APART_BYTES: Final = 16 * 1024
@@ -143,10 +143,10 @@ class ArrowMaker:
         if all(row is None for _, _, _, row in runs):
             ids = self._parts_at(data, begins + _LEAD_BYTES, MESSAGE_ID_BYTES)
         else:
-            by_run = [_INLINE_BYTES if row is None else ROW_ID_BYTES for _, _, _, row in runs]
+            by_run = [_INLINE_BYTES if row is None else LOG_KEY_BYTES for _, _, _, row in runs]
             heads = np.repeat(np.array(by_run, np.int32), counts)
-            rows = b"".join([row or ROW_ID_MIN for _, _, _, row in runs])
-            references = np.repeat(np.frombuffer(rows, f"V{ROW_ID_BYTES}"), counts)
+            rows = b"".join([row or LOG_KEY_MIN for _, _, _, row in runs])
+            references = np.repeat(np.frombuffer(rows, f"V{LOG_KEY_BYTES}"), counts)
             ids = self._ids(data, begins, heads, references)
         offsets = np.arange(0, MESSAGE_ID_BYTES * count + 1, MESSAGE_ID_BYTES, dtype=np.int32)
         sizes = np.diff(starts)
@@ -223,8 +223,8 @@ class ArrowMaker:
         ids = self._np.empty((len(begins), 2), references.dtype)
         ids[:, 0] = references
         is_inline = heads == _INLINE_BYTES
-        ids[is_inline, 0] = self._parts_at(data, begins[is_inline] + _LEAD_BYTES, ROW_ID_BYTES)
-        ids[:, 1] = self._parts_at(data, begins + heads - ROW_ID_BYTES, ROW_ID_BYTES)
+        ids[is_inline, 0] = self._parts_at(data, begins[is_inline] + _LEAD_BYTES, LOG_KEY_BYTES)
+        ids[:, 1] = self._parts_at(data, begins + heads - LOG_KEY_BYTES, LOG_KEY_BYTES)
         return ids
 
     def _parts_at(self, data: Any, places: Any, size: int) -> Any:

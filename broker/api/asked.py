@@ -22,7 +22,7 @@ from broker.http.budget import BudgetKind
 from broker.http.reply import Headers, media_type
 from broker.http.request import Request
 from broker.long_work import heavy
-from broker.model import MESSAGE_ID_BYTES, MessageId, RowId, Snapshot, timestamp_of
+from broker.model import MESSAGE_ID_BYTES, LogKey, MessageId, Snapshot, timestamp_of
 from broker.moments import rfc3339
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES
 from broker.operations.replies import End
@@ -176,12 +176,12 @@ def _advice(name: str, names: Sequence[str]) -> str:
 # --- Places ---------------------------------------------------------------------------------------
 
 
-def shown_id(place: MessageId | RowId) -> str:
+def shown_id(place: MessageId | LogKey) -> str:
     """Return a message id, or that of the message or the reference in a row, as the interface shows it."""
     return place.ljust(MESSAGE_ID_BYTES, b"\0").hex()
 
 
-def end_of(place: MessageId | RowId | None) -> End | None:
+def end_of(place: MessageId | LogKey | None) -> End | None:
     """Return a message as the end of a topic, by its id or its row; None stays None."""
     return None if place is None else End(id=shown_id(place), time=rfc3339(timestamp_of(place)))
 

@@ -11,7 +11,7 @@ from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply, media_type
 from broker.http.request import Request
-from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
+from broker.model import LOG_KEY_MIN, POINTER_MAX, Snapshot, timestamp_of
 from broker.moments import rfc3339
 from broker.operations import replies
 from broker.operations.media_types import THRIFT
@@ -112,7 +112,7 @@ def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int)
         transaction=str(transaction),
         write_pointer=str(blocker.pointer),
         first=FirstMessage(
-            id=(blocker.first + ROW_ID_MIN).hex(),
+            id=(blocker.first + LOG_KEY_MIN).hex(),
             time=rfc3339(since_ms),
             timestamp_ms=since_ms,
         ),

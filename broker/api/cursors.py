@@ -9,7 +9,7 @@ from broker.api.asked import end_of
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.model import ROW_ID_BYTES, Topic, check_cursor
+from broker.model import LOG_KEY_BYTES, Topic, check_cursor
 from broker.operations.parameters import CURSOR_LIMIT
 from broker.operations.replies import Cursor, CursorDeleted, CursorLag, Cursors, Unread
 from broker.operations.sent import CursorSent
@@ -60,7 +60,7 @@ class CursorHandlers:
         return json_reply(CursorDeleted(deleted=await self._topics.cursors.delete(topic, name)))
 
     async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> CursorLag:
-        after = None if cursor.after is None else cursor.after[:ROW_ID_BYTES]
+        after = None if cursor.after is None else cursor.after[:LOG_KEY_BYTES]
         unread = await self._topics.unread(topic, after)
         lag = Unread(messages=unread.messages, lost=unread.lost, oldest=end_of(unread.oldest))
         return {**_shown(topic, cursor), "lag": lag}

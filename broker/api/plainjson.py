@@ -31,14 +31,14 @@ from broker.api.asked import parse_place
 from broker.api.message_list import message_in_pieces, shown_message
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
+    LOG_KEY_BYTES,
+    LOG_KEY_MIN,
     NO_HEADERS,
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
+    LogKey,
     MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
-    RowId,
     ShownMessage,
     Snapshot,
     message_id_from_hex,
@@ -277,9 +277,9 @@ def encode_published(published: PublishedIds) -> bytes:
     return orjson.dumps(told)
 
 
-def message_id(row: RowId) -> MessageId:
+def message_id(row: LogKey) -> MessageId:
     """Return the message id of a row: the id of its message, or of the reference in it."""
-    return row + ROW_ID_MIN
+    return row + LOG_KEY_MIN
 
 
 # --- Rolling back ---------------------------------------------------------------------------------
@@ -294,9 +294,9 @@ def decode_rollback(body: bytes) -> RollbackRange:
     )
 
 
-def _row(name: str, text: str) -> RowId:
+def _row(name: str, text: str) -> LogKey:
     try:
-        return message_id_from_hex(text)[:ROW_ID_BYTES]
+        return message_id_from_hex(text)[:LOG_KEY_BYTES]
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from error
 

@@ -13,8 +13,8 @@ from broker.http.budget import BudgetKind, Hold
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, json_reply, media_type
 from broker.http.request import Request
 from broker.model import (
+    LOG_KEY_MIN,
     POINTER_MAX,
-    ROW_ID_MIN,
     PublishRequest,
     RollbackRange,
     check_key,
@@ -36,7 +36,7 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 PRODUCER_ID = "Producer-Id"
 PRODUCER_NUMBER = "Producer-Number"
 NUMBER_MAX = (1 << 63) - 1
-_INLINE = ROW_ID_MIN.hex()
+_INLINE = LOG_KEY_MIN.hex()
 FEW_MAX = 2_000
 FEW_BYTES_MAX = 1024 * 1024
 """So many messages in Avro, of so many bytes in all, are decoded at once, in 1 ms."""

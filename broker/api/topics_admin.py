@@ -12,8 +12,8 @@ from broker.errors import BadRequest
 from broker.http.reply import EMPTY, Answer, ChunkedReply, Piece, Reply, json_reply
 from broker.http.request import Request
 from broker.model import (
-    ROW_ID_BYTES,
-    RowId,
+    LOG_KEY_BYTES,
+    LogKey,
 )
 from broker.moments import rfc3339
 from broker.operations import replies
@@ -201,6 +201,6 @@ class Stats:
         )
 
 
-def _row(request: Request, name: str) -> RowId | None:
+def _row(request: Request, name: str) -> LogKey | None:
     found = id_in(request, name)
-    return None if found is None else found[:ROW_ID_BYTES]
+    return None if found is None else found[:LOG_KEY_BYTES]

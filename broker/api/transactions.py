@@ -15,7 +15,7 @@ from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.long_work import heavy
-from broker.model import POINTER_MAX, ROW_ID_BYTES, Snapshot, timestamp_of
+from broker.model import LOG_KEY_BYTES, POINTER_MAX, Snapshot, timestamp_of
 from broker.moments import rfc3339
 from broker.operations.media_types import TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.parameters import THROUGH, TRANSACTION_LIMIT
@@ -249,7 +249,7 @@ def _unpassed(plan: PruningPlan) -> Unpassed | None:
     each = plan.unpassed
     if each is None:
         return None
-    page = each.page.ljust(ROW_ID_BYTES, b"\0")
+    page = each.page.ljust(LOG_KEY_BYTES, b"\0")
     return Unpassed(
         namespace=each.topic.namespace,
         topic=each.topic.topic,

@@ -10,7 +10,7 @@ import click
 
 from broker.cli.output import time_text, write_line, write_properties, write_table
 from broker.errors import BadRequest
-from broker.model import RowId, timestamp_of
+from broker.model import LogKey, timestamp_of
 from broker.storage.columns import LIFE, POINTER, REFERENCE
 from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.head import NO_END, Head
@@ -167,7 +167,7 @@ def _root_lines(root: Root) -> Iterator[tuple[str, object]]:
         yield "dropped", time_text(root.dropped_ms)
 
 
-def _id(row: RowId) -> str:
+def _id(row: LogKey) -> str:
     return row.hex() if any(row) else "none"
 
 

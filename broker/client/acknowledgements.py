@@ -16,9 +16,9 @@ import struct
 from typing import Final
 
 from broker.client.values import Published
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, unpack_row_id
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MessageId, unpack_log_key
 
-_INLINE_ID = struct.Struct(f">qH{len(ROW_ID_MIN)}x")
+_INLINE_ID = struct.Struct(f">qH{len(LOG_KEY_MIN)}x")
 _ALL: Final = 1 << 16
 _OF_ONE_NODE: Final = 1 << 8
 
@@ -39,10 +39,10 @@ def each_of(published: Published, count: int) -> list[Published]:
 
 def ids_of(first: MessageId, last: MessageId, count: int) -> list[MessageId] | None:
     """Return the ids of ``count`` messages from ``first`` to ``last``; None if the three do not fit together."""
-    if first[ROW_ID_BYTES:] != ROW_ID_MIN or last[ROW_ID_BYTES:] != ROW_ID_MIN:
+    if first[LOG_KEY_BYTES:] != LOG_KEY_MIN or last[LOG_KEY_BYTES:] != LOG_KEY_MIN:
         return None
-    first_ms, first_seq = unpack_row_id(first[:ROW_ID_BYTES])
-    last_ms, last_seq = unpack_row_id(last[:ROW_ID_BYTES])
+    first_ms, first_seq = unpack_log_key(first[:LOG_KEY_BYTES])
+    last_ms, last_seq = unpack_log_key(last[:LOG_KEY_BYTES])
     for per_ms in (_ALL, _OF_ONE_NODE):
         base = first_seq - first_seq % per_ms
         start, end = first_seq - base, last_seq - base

@@ -19,13 +19,13 @@ from typing import Final, SupportsIndex
 from broker.client.values import IdPlace, Start, shown
 from broker.errors import BadRequest
 from broker.model import (
+    LOG_KEY_BYTES,
+    LOG_KEY_MAX,
+    LOG_KEY_MIN,
     MESSAGE_ID_BYTES,
-    ROW_ID_BYTES,
-    ROW_ID_MAX,
-    ROW_ID_MIN,
     MessageId,
-    first_row_at,
-    row_before,
+    first_log_key_at,
+    log_key_before,
 )
 from broker.moments import checked_ms, datetime_ms
 from broker.places import Place
@@ -105,18 +105,18 @@ def id_of(identifier: IdPlace, name: str) -> MessageId:
 
 def behind(identifier: MessageId) -> MessageId:
     """Return an id behind all messages of a row, also behind those of a reference."""
-    return identifier[:ROW_ID_BYTES] + ROW_ID_MAX
+    return identifier[:LOG_KEY_BYTES] + LOG_KEY_MAX
 
 
 def before(place: MessageId | Place | int) -> MessageId:
     """Return the greatest id below a message, or below all messages of a moment (ms). Reading behind it begins there."""
     if isinstance(place, Place):
         place = place.id
-    row = first_row_at(place) if isinstance(place, int) else place[:ROW_ID_BYTES]
-    inside = ROW_ID_MIN if isinstance(place, int) else place[ROW_ID_BYTES:]
-    if inside > ROW_ID_MIN:
-        return row + row_before(inside)
-    return row + ROW_ID_MIN if row == ROW_ID_MIN else row_before(row) + ROW_ID_MAX
+    row = first_log_key_at(place) if isinstance(place, int) else place[:LOG_KEY_BYTES]
+    inside = LOG_KEY_MIN if isinstance(place, int) else place[LOG_KEY_BYTES:]
+    if inside > LOG_KEY_MIN:
+        return row + log_key_before(inside)
+    return row + LOG_KEY_MIN if row == LOG_KEY_MIN else log_key_before(row) + LOG_KEY_MAX
 
 
 def _checked(read: Callable[[], int], name: str) -> int:

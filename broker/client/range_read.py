@@ -23,15 +23,15 @@ from broker.client import bulk, dataframes, tail
 from broker.client.values import TopicRange
 from broker.errors import TopicRecreated
 from broker.model import (
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
+    LOG_KEY_BYTES,
+    LOG_KEY_MIN,
     Message,
     MessageId,
     Poll,
     Snapshot,
-    first_row_at,
-    row_after,
-    row_before,
+    first_log_key_at,
+    log_key_after,
+    log_key_before,
 )
 
 if TYPE_CHECKING:
@@ -57,21 +57,21 @@ class ReadOptions(NamedTuple):
     def first(self) -> MessageId:
         """The least id at which the range may begin."""
         if self.start is None:
-            return ROW_ID_MIN + ROW_ID_MIN
+            return LOG_KEY_MIN + LOG_KEY_MIN
         return _id_at(self.start)
 
     def stop(self, latest: MessageId) -> MessageId:
         """Return the id before which the range ends, in a topic with that latest id."""
-        behind = row_after(latest[:ROW_ID_BYTES]) + ROW_ID_MIN
+        behind = log_key_after(latest[:LOG_KEY_BYTES]) + LOG_KEY_MIN
         return behind if self.end is None else min(behind, _id_at(self.end))
 
     def span(self, stop: MessageId) -> bulk.BulkRange:
         """Return the rows that contain the range. The first and the last row may contain more than the range."""
-        row, inside = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
-        through = (row_before(row) if inside == ROW_ID_MIN else row) + ROW_ID_MIN
+        row, inside = stop[:LOG_KEY_BYTES], stop[LOG_KEY_BYTES:]
+        through = (log_key_before(row) if inside == LOG_KEY_MIN else row) + LOG_KEY_MIN
         after = None
         if self.start is not None:
-            after = row_before(self.first[:ROW_ID_BYTES]) + ROW_ID_MIN
+            after = log_key_before(self.first[:LOG_KEY_BYTES]) + LOG_KEY_MIN
         return bulk.BulkRange(after, through, self.snapshot, self.generation)
 
     def has_begun(self, identifier: MessageId) -> bool:
@@ -82,7 +82,7 @@ class ReadOptions(NamedTuple):
 
 
 def _id_at(place: MessageId | int) -> MessageId:
-    return first_row_at(place) + ROW_ID_MIN if isinstance(place, int) else place
+    return first_log_key_at(place) + LOG_KEY_MIN if isinstance(place, int) else place
 
 
 class Reading:
@@ -157,7 +157,7 @@ class Reading:
         dataframes.check_pyarrow()
         stop = await self._end()
         span = self._wanted.span(stop)
-        if (span.after or ROW_ID_MIN) >= span.through:
+        if (span.after or LOG_KEY_MIN) >= span.through:
             return dataframes.table_of([])
         received = bulk.record_batches(self._source, span, self._deadline_s)
         async with aclosing(received):

@@ -1,6 +1,6 @@
 """Claim an instance id: a node's number, 0 to 255, in coordination and in storage.
 
-The number is the first byte of the counter in each row id that a node makes, so no two nodes may have the same one. A
+The number is the first byte of the counter in each log key that a node makes, so no two nodes may have the same one. A
 node claims it twice, in this order::
 
     {root}/nodes/007   ephemeral: this incarnation lives            ends with its session

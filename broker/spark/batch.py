@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from broker.client.sync import SyncClient
 from broker.client.values import IdPlace, Settings
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MESSAGE_ID_BYTES, MessageId
 from broker.places import Place
 from broker.spark import task_ranges
 from broker.spark.clients import client_of
@@ -131,8 +131,8 @@ def bounds_of(filter_: Filter) -> tuple[MessageId | None, MessageId | None]:
         return None, None
     value = filter_.value
     if isinstance(value, bytes):
-        least, most = value.ljust(MESSAGE_ID_BYTES, b"\0"), value.ljust(ROW_ID_BYTES, b"\xff")
-        after, through = SourceOffset.of(least).after, most[:ROW_ID_BYTES] + ROW_ID_MIN
+        least, most = value.ljust(MESSAGE_ID_BYTES, b"\0"), value.ljust(LOG_KEY_BYTES, b"\xff")
+        after, through = SourceOffset.of(least).after, most[:LOG_KEY_BYTES] + LOG_KEY_MIN
     elif isinstance(value, datetime):
         time_us = (value - _EPOCH) // timedelta(microseconds=1)
         after, through = (

@@ -27,12 +27,12 @@ from typing import Any, Final, NamedTuple
 
 from broker.errors import BadRequest
 from broker.model import (
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
+    LOG_KEY_BYTES,
+    LOG_KEY_MIN,
     MessageId,
-    first_row_at,
+    first_log_key_at,
+    log_key_before,
     message_id_from_hex,
-    row_before,
 )
 from broker.places import Place
 
@@ -58,12 +58,14 @@ class SourceOffset(NamedTuple):
     @classmethod
     def of(cls, identifier: MessageId, generation: int | None = None) -> SourceOffset:
         """Return the place before the message with an id."""
-        return cls(row_before(identifier[:ROW_ID_BYTES]) + ROW_ID_MIN, generation=generation)
+        return cls(log_key_before(identifier[:LOG_KEY_BYTES]) + LOG_KEY_MIN, generation=generation)
 
     @classmethod
     def at_time(cls, time_us: int) -> SourceOffset:
         """Return the place before the first message that is not older than a time."""
-        return cls(row_before(first_row_at(-(-time_us // ONE_MS))) + ROW_ID_MIN, is_time=True)
+        return cls(
+            log_key_before(first_log_key_at(-(-time_us // ONE_MS))) + LOG_KEY_MIN, is_time=True
+        )
 
 
 def offset_at(topic: str, generation: int | None, last: MessageId) -> Offset:

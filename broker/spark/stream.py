@@ -36,7 +36,7 @@ from typing_extensions import override
 from broker.client.sync import SyncClient
 from broker.client.values import Settings, TopicRange
 from broker.errors import TopicRecreated
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MessageId, log_key_after
 from broker.places import Place
 from broker.spark import task_ranges
 from broker.spark.beats import Beat, Silence, beat_batch
@@ -114,7 +114,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._first is None:
             start = self._options.start
             named = start.generation if isinstance(start, SourceOffset) else None
-            after = None if named is None else Place(ROW_ID_MIN + ROW_ID_MIN, named)
+            after = None if named is None else Place(LOG_KEY_MIN + LOG_KEY_MIN, named)
             found = self._client.range(self._options.topic, after=after)
             if not isinstance(start, SourceOffset):
                 start = SourceOffset(found.earliest if start == "earliest" else found.latest)
@@ -182,7 +182,9 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _has_come(self) -> bool:
         """Wait for a message behind the latest id, and return whether one has come."""
         assert self._latest is not None, "asked before"
-        start = self._latest._replace(id=row_after(self._latest.id[:ROW_ID_BYTES]) + ROW_ID_MIN)
+        start = self._latest._replace(
+            id=log_key_after(self._latest.id[:LOG_KEY_BYTES]) + LOG_KEY_MIN
+        )
         wait_s = max(WAIT_S_MIN, min(WAIT_S, self._beat_in_s()))
         with _of_one_topic():
             return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=wait_s))

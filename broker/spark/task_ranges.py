@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.client.sync import SyncClient
 from broker.client.values import TopicRange
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MessageId, log_key_after
 from broker.places import Place
 from broker.spark.format_options import SourceOptions
 from broker.spark.record_batches import TaskRange
@@ -81,7 +81,7 @@ def seen_through(client: SyncClient, options: SourceOptions, found: TopicRange) 
 
     Behind it are only messages that hold the transaction back, or that it skips. This function polls the messages.
     """
-    start, seen = row_after(found.after[:ROW_ID_BYTES]) + ROW_ID_MIN, found.after
+    start, seen = log_key_after(found.after[:LOG_KEY_BYTES]) + LOG_KEY_MIN, found.after
     inclusive = True
     while True:
         page = client.poll(
@@ -91,9 +91,9 @@ def seen_through(client: SyncClient, options: SourceOptions, found: TopicRange) 
             limit=PAGE_MESSAGES,
             snapshot=options.snapshot,
         )
-        inside = [m.id for m in page if m.id[:ROW_ID_BYTES] <= found.through[:ROW_ID_BYTES]]
+        inside = [m.id for m in page if m.id[:LOG_KEY_BYTES] <= found.through[:LOG_KEY_BYTES]]
         if inside:
-            seen = inside[-1][:ROW_ID_BYTES] + ROW_ID_MIN
+            seen = inside[-1][:LOG_KEY_BYTES] + LOG_KEY_MIN
         if not page or len(inside) < len(page):
             return seen
         start, inclusive = page[-1].id, False

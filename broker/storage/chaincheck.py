@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, RowId, timestamp_of
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MAX, LOG_KEY_MIN, LogKey, timestamp_of
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import walk
@@ -87,7 +87,7 @@ class CheckOptions(NamedTuple):
         cell = await self.logs.resolver.head(space_of(log), root_key(log))
         return None if cell is None else roots.decode(cell.value)
 
-    async def head(self, log: LogId, page: RowId) -> Head | None:
+    async def head(self, log: LogId, page: LogKey) -> Head | None:
         """Return a page's head. Raises StorageCorrupt, Unavailable."""
         cell = await self.logs.resolver.head(space_of(log), page_key(log, page))
         return None if cell is None else heads.decode(cell.value)
@@ -117,7 +117,7 @@ class ChainCheck:
         self._log = log
         self._root = root
         self._refer = refer
-        self._marked = ROW_ID_MIN
+        self._marked = LOG_KEY_MIN
         self._before: CheckedPage | None = None
         self._is_known = True
         """True if the head of the page before could be decoded."""
@@ -127,7 +127,7 @@ class ChainCheck:
         """Check every page."""
         try:
             found = await self._options.tail(self._log, self._root)
-            self._marked = ROW_ID_MIN if found is None else found.marked
+            self._marked = LOG_KEY_MIN if found is None else found.marked
         except StorageCorrupt:
             pass  # The walk meets the same error and reports where it is.
         try:
@@ -145,12 +145,12 @@ class ChainCheck:
     def _wrong(self, what: str, seen: str = "") -> None:
         self.report.problem(StoreProblem(name_of(self._log), what, seen))
 
-    async def _pages(self) -> AsyncIterator[tuple[RowId, Head | None]]:
+    async def _pages(self) -> AsyncIterator[tuple[LogKey, Head | None]]:
         """Yield the pages. An open page that is followed by another is read again."""
-        held: tuple[RowId, Head | None] | None = None
+        held: tuple[LogKey, Head | None] | None = None
         async for row, cell in walk.pages(self._options.logs.resolver, self._log):
             self.report.bytes += len(row) + len(cell.value)
-            if len(row) != len(page_key(self._log, ROW_ID_MIN)):
+            if len(row) != len(page_key(self._log, LOG_KEY_MIN)):
                 self._wrong("a row whose key is not the key of a page", row.hex())
                 continue
             if held is not None:
@@ -164,14 +164,14 @@ class ChainCheck:
             after = await self._options.head(self._log, head.next)
             held = None if after is None else (head.next, after)
 
-    def _decoded(self, page: RowId, value: bytes) -> Head | None:
+    def _decoded(self, page: LogKey, value: bytes) -> Head | None:
         try:
             return heads.decode(value)
         except (StorageCorrupt, ValueError) as error:
             self.report.problem(StoreProblem(page_name(self._log, page), str(error)))
             return None
 
-    async def _current(self, held: tuple[RowId, Head | None]) -> tuple[RowId, Head | None]:
+    async def _current(self, held: tuple[LogKey, Head | None]) -> tuple[LogKey, Head | None]:
         key, head = held
         if head is None or not head.is_open or self._options.is_alone:
             return held
@@ -294,7 +294,7 @@ class ChainCheck:
         resolver, row = self._options.logs.resolver, mark_key(self._log, mark)
         if mark.kind == PRODUCER:
             # The row of a newer mark of this producer replaces it.
-            last = row[:-ROW_ID_BYTES] + ROW_ID_MAX
+            last = row[:-LOG_KEY_BYTES] + LOG_KEY_MAX
             return bool(
                 await resolver.read(
                     lambda: resolver.table.scan(space_of(self._log), row, last, limit=1)

@@ -20,7 +20,7 @@ import json
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, TopicId
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, LogKey, TopicId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import walk
@@ -210,7 +210,7 @@ class TopicCheck:
 
     async def _check_side_rows(self, space: Space, generation: int) -> None:
         prefix = topic_prefix(self._topic) + bytes(4)
-        pointers: dict[LogId, RowId] = {}
+        pointers: dict[LogId, LogKey] = {}
         async for row, cell in walk.rows(self._resolver, space, prefix, prefix + walk.KEY_END):
             self._report.bytes += len(row) + len(cell.value)
             rest = row[len(prefix) :]
@@ -224,7 +224,7 @@ class TopicCheck:
         """Return the log that a root or a mark belongs to; None: it is the key of neither."""
         number_bytes = 8 if space is Space.PAYLOADS else 0
         if rest[:1] == MARK:
-            if len(rest) != 1 + 4 + number_bytes + 1 + MARK_KEY_BYTES + ROW_ID_BYTES:
+            if len(rest) != 1 + 4 + number_bytes + 1 + MARK_KEY_BYTES + LOG_KEY_BYTES:
                 return None
         elif rest[:1] != ROOT or len(rest) != (1 + 4 + number_bytes if number_bytes else 1):
             return None
@@ -233,9 +233,9 @@ class TopicCheck:
         return log_of_row(self._topic, rest[1:], has_number=bool(number_bytes))
 
     async def _check_mark(
-        self, log: LogId, generation: int, row: bytes, value: bytes, pointers: dict[LogId, RowId]
+        self, log: LogId, generation: int, row: bytes, value: bytes, pointers: dict[LogId, LogKey]
     ) -> None:
-        name = f"{name_of(log)}, mark {row[-ROW_ID_BYTES - MARK_KEY_BYTES :].hex()}"
+        name = f"{name_of(log)}, mark {row[-LOG_KEY_BYTES - MARK_KEY_BYTES :].hex()}"
         try:
             mark = decode_mark(row, value)
         except StorageCorrupt as error:
@@ -255,7 +255,7 @@ class TopicCheck:
                     return []  # A leftover of a removed payload log or generation.
                 tail = await self._options.tail(log, root)
                 pointers.clear()
-                pointers[log] = ROW_ID_MIN if tail is None else tail.pointer
+                pointers[log] = LOG_KEY_MIN if tail is None else tail.pointer
                 if root.state is RootState.DROPPED:
                     return []
             if mark.last > pointers[log]:

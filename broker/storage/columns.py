@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from broker.model import ROW_ID_BYTES, RowId
+from broker.model import LOG_KEY_BYTES, LogKey
 
 POINTER, LIFE, REFERENCE = 1, 2, 4
 JUDGED: Final = POINTER | LIFE | REFERENCE
@@ -24,31 +24,31 @@ JUDGED: Final = POINTER | LIFE | REFERENCE
 
 _NUMBER = struct.Struct(">q")
 _ENTRIES = b"e"
-ENTRIES_END: Final = _ENTRIES + b"\xff" * (ROW_ID_BYTES + 10)
+ENTRIES_END: Final = _ENTRIES + b"\xff" * (LOG_KEY_BYTES + 10)
 ROLLED: Final = b"x"
 """The last byte of the column of an ``x`` cell."""
 _PLAIN = 0x30
 _KINDS = {flags: bytes([_PLAIN + flags]) for flags in range(8)}
 PLAIN_KIND: Final = _KINDS[0]
 """The last byte of the column of an entry without these flags."""
-PLAIN_COLUMN_BYTES: Final = 1 + ROW_ID_BYTES + 1
+PLAIN_COLUMN_BYTES: Final = 1 + LOG_KEY_BYTES + 1
 _POINTER_COLUMN_BYTES = PLAIN_COLUMN_BYTES + _NUMBER.size
 
 
-def column_of(last: RowId, flags: int, pointer: int | None) -> bytes:
+def column_of(last: LogKey, flags: int, pointer: int | None) -> bytes:
     """Return the column of an entry."""
     kind = _ENTRIES + last + _KINDS[flags & JUDGED]
     return kind if pointer is None else kind + _NUMBER.pack(pointer)
 
 
-def column_from(row: RowId) -> bytes:
+def column_from(row: LogKey) -> bytes:
     """Return the first column that can hold a message at or above ``row``."""
     return _ENTRIES + row
 
 
-def last_of(column: bytes) -> RowId:
+def last_of(column: bytes) -> LogKey:
     """Return the last id of the entry with this column, or of the entry that an ``x`` belongs to."""
-    return column[1 : 1 + ROW_ID_BYTES]
+    return column[1 : 1 + LOG_KEY_BYTES]
 
 
 def pointer_of(column: bytes) -> int | None:
@@ -61,7 +61,7 @@ def pointer_of(column: bytes) -> int | None:
 
 def flags_of(column: bytes) -> int:
     """Return the flags of an entry that its column has: those in JUDGED."""
-    return column[1 + ROW_ID_BYTES] - _PLAIN
+    return column[1 + LOG_KEY_BYTES] - _PLAIN
 
 
 def has_life(column: bytes) -> bool:
@@ -79,7 +79,7 @@ def is_rolled_column(column: bytes) -> bool:
     return len(column) == _POINTER_COLUMN_BYTES + 1
 
 
-def up_to(last: RowId, columns: Sequence[bytes]) -> Iterator[bytes]:
+def up_to(last: LogKey, columns: Sequence[bytes]) -> Iterator[bytes]:
     """Return the columns of entries up to the one that holds ``last``."""
     for column in columns:
         if not is_rolled_column(column):

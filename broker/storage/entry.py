@@ -32,7 +32,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, RowId, timestamp_of
+from broker.model import LOG_KEY_BYTES, MESSAGE_ID_BYTES, LogKey, timestamp_of
 from broker.storage.attributed import ITEM_BYTES, Attributed, pack, unpack
 from broker.storage.attributed import part as cut
 from broker.storage.columns import JUDGED, LIFE, POINTER, REFERENCE, column_of
@@ -51,7 +51,7 @@ STORED, STUB = 8, 16
 _ATTRIBUTED = 32
 """Only stored values have this flag. An entry in memory has ``attributed`` instead."""
 
-_FIXED = struct.Struct(f">BBI{ROW_ID_BYTES}sH")
+_FIXED = struct.Struct(f">BBI{LOG_KEY_BYTES}sH")
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
 _SIZE = struct.Struct(">I")
@@ -61,19 +61,19 @@ CRC_BYTES: Final = _CRC.size
 WHOLE: Final = 0x2144DF1C
 """The CRC-32 of any bytes followed by their own CRC-32, little-endian."""
 MARK_KEY_BYTES: Final = 16
-_MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s32s")
+_MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{LOG_KEY_BYTES}s{LOG_KEY_BYTES}s32s")
 MARK_BYTES: Final = _MARK.size
 MARK_HELD_BYTES: Final = 320
 """The memory of a mark."""
-_RANGE = struct.Struct(f">{ROW_ID_BYTES}s{ROW_ID_BYTES}s")
+_RANGE = struct.Struct(f">{LOG_KEY_BYTES}s{LOG_KEY_BYTES}s")
 
 _MESSAGE_LEAD = encode_long(MESSAGE_ID_BYTES)
 _SHORT = len(SHORT_LONGS)
 _FIRST_START = b"\0\0"
-_INLINE_TAILS = tuple(bytes(ROW_ID_BYTES) + length for length in SHORT_LONGS)
+_INLINE_TAILS = tuple(bytes(LOG_KEY_BYTES) + length for length in SHORT_LONGS)
 _FLIPPED = sys.byteorder != "big"
 
-Range = tuple[RowId, RowId]
+Range = tuple[LogKey, LogKey]
 """Ids, both ends included."""
 
 
@@ -82,8 +82,8 @@ class Mark(NamedTuple):
 
     kind: int
     key: bytes
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
     body: bytes
 
 
@@ -111,8 +111,8 @@ class Entry:
         self,
         flags: int,
         epoch: int,
-        first: RowId,
-        last: RowId,
+        first: LogKey,
+        last: LogKey,
         count: int,
         starts: Sequence[int] | bytes,
         items: bytes | memoryview,
@@ -192,24 +192,24 @@ class Entry:
         """The size of its items and attributes: the number that ENTRY_BYTES_MAX limits."""
         return len(self.items) + len(self.attributed)
 
-    def id(self, place: int) -> RowId:
+    def id(self, place: int) -> LogKey:
         """Return the id of one message."""
         if self.count == 1:
             return self.first
         start = self.starts[place] + self._id_at
-        return bytes(self.items[start : start + ROW_ID_BYTES])
+        return bytes(self.items[start : start + LOG_KEY_BYTES])
 
-    def ids(self) -> list[RowId]:
+    def ids(self) -> list[LogKey]:
         """Return the ids of all messages."""
         if self.count == 1:
             return [self.first]
         items, at = self.items, self._id_at
-        return [bytes(items[start + at : start + at + ROW_ID_BYTES]) for start in self.starts]
+        return [bytes(items[start + at : start + at + LOG_KEY_BYTES]) for start in self.starts]
 
     def message_id(self, place: int) -> bytes:
         """Return one message's id as stored in its item; in a payload log that is the second half."""
         start = self.starts[place] + self._id_at
-        size = ROW_ID_BYTES if self._id_at == 0 else MESSAGE_ID_BYTES
+        size = LOG_KEY_BYTES if self._id_at == 0 else MESSAGE_ID_BYTES
         return bytes(self.items[start : start + size])
 
     def payload(self, place: int) -> bytes:
@@ -222,7 +222,7 @@ class Entry:
 
     def payload_bytes(self, first: int = 0) -> int:
         """Return the total size of the payloads of the messages from ``first`` on, without a copy."""
-        before = self._id_at + (ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES)
+        before = self._id_at + (LOG_KEY_BYTES if self.flags & STORED else MESSAGE_ID_BYTES)
         items, starts = self.items, self.starts
         begins = [read_long(items, starts[at] + before)[1] for at in range(first, self.count)]
         stops = sum(starts[first + 1 : self.count], len(items)) if begins else 0
@@ -240,7 +240,7 @@ class Entry:
             return []
         return [each for each in unpack(self.attributed) if first <= each[0] < stop]
 
-    def place_at(self, row: RowId) -> int:
+    def place_at(self, row: LogKey) -> int:
         """Return the place of the first message with an id at or above ``row``; a stub has none."""
         if row > self.last or self.is_stub:
             return self.count
@@ -248,7 +248,7 @@ class Entry:
             return 0
         return bisect_left(self.starts, row, key=self._id_of)
 
-    def place_after(self, row: RowId) -> int:
+    def place_after(self, row: LogKey) -> int:
         """Return the place of the first message with an id above ``row``; a stub has none."""
         if row >= self.last or self.is_stub:
             return self.count
@@ -275,7 +275,7 @@ class Entry:
             return len(self.items)
         return self._end(stop - 1) - self.starts[first]
 
-    def within(self, after: RowId, through: RowId) -> Entry:
+    def within(self, after: LogKey, through: LogKey) -> Entry:
         """Return an entry with only the messages in ``(after, through]``. Such an entry is never stored.
 
         A stub, and an entry without such messages, are returned whole.
@@ -303,7 +303,7 @@ class Entry:
         part.rolled = self.rolled
         return part
 
-    def framed(self, reference: RowId, first: int, stop: int) -> list[bytes | memoryview]:
+    def framed(self, reference: LogKey, first: int, stop: int) -> list[bytes | memoryview]:
         """Return items of a payload log as items of a reply, with the id of their reference, in parts."""
         items, lead = self.items, _MESSAGE_LEAD + reference
         if self.count == 1:
@@ -312,18 +312,18 @@ class Entry:
         ends = [*starts[1:], self._end(stop - 1)]
         return [lead + items[start:end] for start, end in zip(starts, ends, strict=True)]
 
-    def is_rolled_back(self, row: RowId) -> bool:
+    def is_rolled_back(self, row: LogKey) -> bool:
         """True if a message was rolled back."""
         return any(first <= row <= last for first, last in self.rolled)
 
     def _payload_at(self, place: int) -> int:
         start = self.starts[place] + self._id_at
-        start += ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES
+        start += LOG_KEY_BYTES if self.flags & STORED else MESSAGE_ID_BYTES
         return read_long(self.items, start)[1]
 
-    def _id_of(self, start: int) -> RowId:
+    def _id_of(self, start: int) -> LogKey:
         start += self._id_at
-        return bytes(self.items[start : start + ROW_ID_BYTES])
+        return bytes(self.items[start : start + LOG_KEY_BYTES])
 
     def _end(self, place: int) -> int:
         return self.starts[place + 1] if place + 1 < self.count else len(self.items)
@@ -396,7 +396,7 @@ PLAIN = Shared()
 
 def entries_of(
     epoch: int,
-    ids: Sequence[RowId],
+    ids: Sequence[LogKey],
     payloads: Sequence[bytes],
     shared: Shared = PLAIN,
     attributes: Sequence[bytes] = (),
@@ -436,14 +436,14 @@ def _with_attributes(ends: Sequence[int], attributes: Sequence[bytes]) -> list[i
 
 
 def _framed(
-    ids: Sequence[RowId], payloads: Sequence[bytes], *, is_stored: bool
+    ids: Sequence[LogKey], payloads: Sequence[bytes], *, is_stored: bool
 ) -> tuple[list[bytes], Sequence[int]]:
     """Return the parts of the items, four of each, and where each item ends.
 
     Payloads often have one size: the first branch is the fast path for them.
     """
     lead, short = (b"", SHORT_LONGS) if is_stored else (_MESSAGE_LEAD, _INLINE_TAILS)
-    count, zero, fixed = len(ids), short[0][:-1], len(lead) + ROW_ID_BYTES
+    count, zero, fixed = len(ids), short[0][:-1], len(lead) + LOG_KEY_BYTES
     sizes = list(map(len, payloads))
     size = sizes[0]
     ends: Sequence[int]
@@ -582,7 +582,7 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
     return Entry(
         flags & ~_ATTRIBUTED,
         epoch,
-        value[at : at + ROW_ID_BYTES],
+        value[at : at + LOG_KEY_BYTES],
         last,
         count,
         starts,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import RowId, TopicId
+from broker.model import LogKey, TopicId
 from broker.storage.keys import topic_prefix
 
 LOST_MS: Final = -1
@@ -26,8 +26,8 @@ _GAPS: Final = b"lost/"
 class Gap(NamedTuple):
     """Lost messages, at least ``messages``. Their ids lie in ``[first, last]``."""
 
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
     messages: int
 
 

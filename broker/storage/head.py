@@ -29,14 +29,14 @@ import zlib
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, row_after
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, LogKey, log_key_after
 
 FORMAT: Final = 1
 """Raised with every change of the encoding; tests keep heads of each older one."""
 TOKEN_BYTES: Final = 12
 """The hold's nonce (8 bytes) and the number of the change (4 bytes)."""
 
-_FIXED = struct.Struct(f">BBQ{TOKEN_BYTES}s{ROW_ID_BYTES}sQQQ{ROW_ID_BYTES}sq{ROW_ID_BYTES}sHI")
+_FIXED = struct.Struct(f">BBQ{TOKEN_BYTES}s{LOG_KEY_BYTES}sQQQ{LOG_KEY_BYTES}sq{LOG_KEY_BYTES}sHI")
 _CRC = struct.Struct(">I")
 NO_END: Final = (1 << 63) - 1
 NO_TOKEN: Final = bytes(TOKEN_BYTES)
@@ -60,27 +60,27 @@ class Head(NamedTuple):
 
     ``owner`` names the node that writes the page; it is "" after a handoff. ``marked``: marks of ids up to
     this one are on disk. ``first_end_ms``: when the first lifetime of an entry in this page ends; NO_END if
-    no entry has one. ``prev``: the key of the page before; ROW_ID_MIN for a first page.
+    no entry has one. ``prev``: the key of the page before; LOG_KEY_MIN for a first page.
     """
 
     epoch: int
     owner: str
     token: bytes
-    pointer: RowId
+    pointer: LogKey
     state: PageState = PageState.OPEN
     total: int = 0
     bytes: int = 0
     edits: int = 0
-    marked: RowId = ROW_ID_MIN
+    marked: LogKey = LOG_KEY_MIN
     first_end_ms: int = NO_END
-    prev: RowId = ROW_ID_MIN
+    prev: LogKey = LOG_KEY_MIN
     cells: int = 0
     size: int = 0
 
     @property
-    def next(self) -> RowId:
+    def next(self) -> LogKey:
         """The key of the next page, if this one is sealed. It depends on ``pointer`` alone, not on a clock."""
-        return row_after(self.pointer)
+        return log_key_after(self.pointer)
 
     @property
     def is_sealed(self) -> bool:
@@ -148,7 +148,7 @@ def taken(head: Head, epoch: int, owner: str, token: bytes) -> Head:
     return head._replace(epoch=epoch, owner=owner, token=token)
 
 
-def following(before: Head, key: RowId, epoch: int, owner: str, token: bytes) -> Head:
+def following(before: Head, key: LogKey, epoch: int, owner: str, token: bytes) -> Head:
     """Return the head of the page after a sealed one, whose key is ``key`` (rules 3c and 4)."""
     return before._replace(
         epoch=epoch,
@@ -162,7 +162,7 @@ def following(before: Head, key: RowId, epoch: int, owner: str, token: bytes) ->
     )
 
 
-def first_page(pointer: RowId, epoch: int, owner: str, token: bytes) -> Head:
+def first_page(pointer: LogKey, epoch: int, owner: str, token: bytes) -> Head:
     """Return the head of a log's first page (rule 3c)."""
     return Head(epoch, owner, token, pointer, marked=pointer)
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import BrokerError, OutcomeUnknown, Unavailable
-from broker.model import ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_MIN, LogKey
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import (
@@ -42,8 +42,8 @@ Edit = Callable[[Head], Awaitable[tuple[dict[bytes, bytes], int]]]
 class _Slice(NamedTuple):
     """Entries that one change rolls back: their messages in ``[first, last]``."""
 
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
     columns: list[bytes]
 
 
@@ -57,7 +57,7 @@ class PageInversion(NamedTuple):
     low: int | None = None
     high: int | None = None
     inverted: frozenset[int] = frozenset()
-    last: RowId = ROW_ID_MIN
+    last: LogKey = LOG_KEY_MIN
 
 
 class LogHold(OwnChain):
@@ -70,7 +70,7 @@ class LogHold(OwnChain):
 
     # Rolling back.
 
-    async def rollback(self, pointer: int, first: RowId, last: RowId) -> None:
+    async def rollback(self, pointer: int, first: LogKey, last: LogKey) -> None:
         """Roll back a transaction's messages in ``[first, last]`` (rule 7). May be repeated.
 
         It works slice by slice. If this process stops between two slices, part of the rollback is done, and
@@ -91,7 +91,9 @@ class LogHold(OwnChain):
         except BrokerError as error:
             raise OutcomeUnknown(f"Part of the rollback may be missing: {error}") from error
 
-    async def _slices(self, page: RowId, pointer: int, first: RowId, last: RowId) -> list[_Slice]:
+    async def _slices(
+        self, page: LogKey, pointer: int, first: LogKey, last: LogKey
+    ) -> list[_Slice]:
         """Return the entries of a page to roll back, in slices. A page that is gone has none."""
         head = self.head
         if page != self.page:
@@ -110,7 +112,7 @@ class LogHold(OwnChain):
             for at in range(0, len(targets), ROLLED_AT_ONCE)
         ]
 
-    async def _roll_back(self, page: RowId, part: _Slice) -> None:
+    async def _roll_back(self, page: LogKey, part: _Slice) -> None:
         """Set the x cells of one slice, in one change of its page."""
         if page == self.page:
             async with self._exclusive_turn():
@@ -133,7 +135,7 @@ class LogHold(OwnChain):
             self._must_go_on()
             await self._change_own_head({}, edits=self.head.edits + 1)
 
-    async def _change_sealed(self, page: RowId, edit: Edit) -> None:
+    async def _change_sealed(self, page: LogKey, edit: Edit) -> None:
         """Change cells of a sealed page, expecting its head as read. A page that is gone is not changed.
 
         Raises:
@@ -153,7 +155,7 @@ class LogHold(OwnChain):
                 return
             await pauses.again()
 
-    async def _rolled_cells(self, page: RowId, part: _Slice) -> dict[bytes, bytes]:
+    async def _rolled_cells(self, page: LogKey, part: _Slice) -> dict[bytes, bytes]:
         """Return the x cells for one slice of a rollback, joined with the x cells that the page has now."""
         row, found = page_key(self.log, page), part.columns
         # Other rollbacks may have put x cells since ``_slices`` read the page.
@@ -170,7 +172,7 @@ class LogHold(OwnChain):
 
     # Inverting messages of invalid transactions.
 
-    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> PageInversion:
+    async def invert(self, page: LogKey, is_invalid: Callable[[int], bool]) -> PageInversion:
         """Roll back all messages of invalid transactions in a page (rule 7). May be repeated.
 
         The columns hold the write pointers, so this reads no payload. The caller does this for all pages, and
@@ -208,7 +210,7 @@ class LogHold(OwnChain):
         )
 
     async def _to_invert(
-        self, page: RowId, columns: Sequence[bytes], there: Collection[bytes]
+        self, page: LogKey, columns: Sequence[bytes], there: Collection[bytes]
     ) -> list[bytes]:
         """Return the columns of those entries that are not rolled back completely.
 
@@ -237,7 +239,7 @@ class LogHold(OwnChain):
 
     # Retention.
 
-    async def raise_floor(self, floor: RowId) -> None:
+    async def raise_floor(self, floor: LogKey) -> None:
         """Raise the floor to the key of a page, at most the own page. A lower floor is a no-op.
 
         The marks below the new floor are put first (rule 8).
@@ -252,11 +254,11 @@ class LogHold(OwnChain):
         await self.marks.flush()
         await self._raise_root(floor=floor)
 
-    async def note_gone(self, gone: RowId) -> None:
+    async def note_gone(self, gone: LogKey) -> None:
         """Note in the root that every page below a key is gone."""
         await self._raise_root(gone=gone)
 
-    async def _raise_root(self, *, floor: RowId | None = None, gone: RowId | None = None) -> None:
+    async def _raise_root(self, *, floor: LogKey | None = None, gone: LogKey | None = None) -> None:
         self._must_go_on()
 
         def raised(root: Root) -> Root:
@@ -266,7 +268,7 @@ class LogHold(OwnChain):
 
         await self._change_root(raised)
 
-    async def roll_expired(self, bound: RowId) -> None:
+    async def roll_expired(self, bound: LogKey) -> None:
         """Seal the own page and go on in the next one, if it has entries and all of them are below ``bound``.
 
         Raises:
@@ -288,7 +290,7 @@ class LogHold(OwnChain):
         await self._rolled()
         self._must_go_on()
 
-    async def end_lives(self, page: RowId, before_ms: int) -> int:
+    async def end_lives(self, page: LogKey, before_ms: int) -> int:
         """Replace the entries of a page whose lifetime ended before ``before_ms`` by stubs.
 
         Returns when the next lifetime in the page ends, ms since 1970; NO_END if no entry has one.
@@ -313,7 +315,7 @@ class LogHold(OwnChain):
         return next_ms
 
     async def _ended(
-        self, page: RowId, head: Head, before_ms: int
+        self, page: LogKey, head: Head, before_ms: int
     ) -> tuple[dict[bytes, bytes], int]:
         """Return stubs for entries that ended before ``before_ms``, and when the page's next lifetime ends."""
         stubs: dict[bytes, bytes] = {}
@@ -378,6 +380,6 @@ class LogHold(OwnChain):
         return True
 
 
-def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[bytes]:
+def rolled_targets(columns: Sequence[bytes], pointer: int, last: LogKey) -> list[bytes]:
     """Return the columns of a transaction's entries that can have messages up to ``last``."""
     return [column for column in up_to(last, columns) if pointer_of(column) == pointer]

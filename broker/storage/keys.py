@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from broker.model import ROW_ID_BYTES, RowId, TopicId
+from broker.model import LOG_KEY_BYTES, LogKey, TopicId
 from broker.storage.table import Space
 
 ROOT = b"r"
@@ -49,14 +49,14 @@ def space_of(log: LogId) -> Space:
     return Space.MESSAGES if log.number is None else Space.PAYLOADS
 
 
-def page_key(log: LogId, page: RowId) -> bytes:
+def page_key(log: LogId, page: LogKey) -> bytes:
     """Return the row key of a page."""
     return log_prefix(log) + page
 
 
-def page_of(key: bytes) -> RowId:
+def page_of(key: bytes) -> LogKey:
     """Return the id in a page's row key."""
-    return key[-ROW_ID_BYTES:]
+    return key[-LOG_KEY_BYTES:]
 
 
 def root_key(log: LogId) -> bytes:
@@ -105,7 +105,7 @@ def topic_prefix(topic: TopicId) -> bytes:
 
 
 def log_prefix(log: LogId) -> bytes:
-    """Return the prefix of a log's row keys; a row id follows it."""
+    """Return the prefix of the keys of a log's rows; a log key follows it."""
     prefix = topic_prefix(log.topic) + _INT32.pack(log.generation)
     return prefix if log.number is None else prefix + _INT64.pack(log.number)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.errors import Fenced
-from broker.model import RowId, row_before
+from broker.model import LogKey, log_key_before
 from broker.storage import head as heads
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId
@@ -17,10 +17,10 @@ from broker.storage.table import Cell
 class Tail(NamedTuple):
     """The last page of a log. If ``value`` is None the page is not made yet, and comes after ``before``."""
 
-    page: RowId
+    page: LogKey
     value: Cell | None
     head: Head | None
-    before: tuple[RowId, Head] | None
+    before: tuple[LogKey, Head] | None
 
     @property
     def is_closed(self) -> bool:
@@ -64,4 +64,4 @@ def next_head(
     if tail.before is not None:
         page, before = tail.before
         return heads.following(before, page, epoch, owner, token)
-    return heads.first_page(row_before(tail.page), epoch, owner, token)
+    return heads.first_page(log_key_before(tail.page), epoch, owner, token)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from broker.clock import Clock
 from broker.errors import Fenced
-from broker.model import ROW_ID_MIN, RowId, TopicId, row_after, row_before
+from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key_after, log_key_before
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Mark
@@ -76,7 +76,7 @@ class Logs:
         self.entry_bytes_max = table.cell_bytes_max - 1024
         self.append_bytes_max = table.change_bytes_max - 64 * 1024
 
-    def reader(self, log: LogId, after: RowId, through: RowId | None = None) -> LogReader:
+    def reader(self, log: LogId, after: LogKey, through: LogKey | None = None) -> LogReader:
         """Return a reader of the entries behind ``after``, up to ``through`` or the end."""
         return LogReader(self.resolver, log, after, through)
 
@@ -110,12 +110,12 @@ class Logs:
 
     async def find_tail(self, log: LogId, root: Root | None) -> Tail | None:
         """Follow ``next`` from the root's page to the last page; None: the root was a stale read."""
-        page = root.page if root is not None else ROW_ID_MIN
-        before: tuple[RowId, Head] | None = None
+        page = root.page if root is not None else LOG_KEY_MIN
+        before: tuple[LogKey, Head] | None = None
         while True:
             cell = await self.resolver.head(space_of(log), page_key(log, page))
             if cell is None:
-                first = ROW_ID_MIN if log.number is not None or root is None else root.floor
+                first = LOG_KEY_MIN if log.number is not None or root is None else root.floor
                 return Tail(page, None, None, before) if before or page == first else None
             head = heads.decode(cell.value)
             if head.state is PageState.GONE:
@@ -140,7 +140,7 @@ class Logs:
                 return TailReading(root, value, tail)
             await pauses.again()
 
-    async def page_at(self, log: LogId, row: RowId, root: Root) -> tuple[RowId, Head] | None:
+    async def page_at(self, log: LogId, row: LogKey, root: Root) -> tuple[LogKey, Head] | None:
         """Return the page at or before an id, not below the floor. Raises Unavailable."""
         found = await self.resolver.read(
             lambda: self.table.scan(
@@ -155,7 +155,7 @@ class Logs:
             return None
         return page_of(found[0][0]), heads.decode(found[0][1].value)
 
-    async def total_before(self, log: LogId, row: RowId) -> int:
+    async def total_before(self, log: LogId, row: LogKey) -> int:
         """Return about how many messages were published up to an id: it counts those before the id's page."""
         root = await self.root(log)
         if root is None:
@@ -163,10 +163,10 @@ class Logs:
         page = await self.page_at(log, row, root)
         if page is None or page[0] <= root.floor:
             before = await self.page_at(
-                log, row_before(root.floor), root._replace(floor=ROW_ID_MIN)
+                log, log_key_before(root.floor), root._replace(floor=LOG_KEY_MIN)
             )
-            return before[1].total if before is not None and root.floor > ROW_ID_MIN else 0
-        before = await self.page_at(log, row_before(page[0]), root)
+            return before[1].total if before is not None and root.floor > LOG_KEY_MIN else 0
+        before = await self.page_at(log, log_key_before(page[0]), root)
         return before[1].total if before is not None else 0
 
     # Claiming.
@@ -262,13 +262,13 @@ class Logs:
     async def _index_marks(self, hold: LogHold) -> None:
         """Put the marks of entries above ``marked`` (rule 9), because the former leader may not have."""
         # Marks below the floor were put before the floor rose.
-        marked = max(hold.head.marked, row_before(hold.root.floor))
+        marked = max(hold.head.marked, log_key_before(hold.root.floor))
         hold.marks.marked = marked
         pointer = hold.pointer
         if marked >= pointer:
             return
         found: list[Mark] = []
-        for page, head in await hold.chain(row_after(marked), pointer):
+        for page, head in await hold.chain(log_key_after(marked), pointer):
             reader = self.reader(hold.log, marked, pointer)
             for entry in await reader.page_entries(page, head):
                 found += entry.marks
@@ -351,7 +351,7 @@ class Logs:
         """Mark a topic's root as deleted. The next generation's first page lies above all ids of this one."""
         new = root._replace(
             state=RootState.DELETED,
-            page=row_after(closed.pointer),
+            page=log_key_after(closed.pointer),
             epoch=closed.epoch,
             token=self.resolver.tokens().fresh(),
         )

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from typing import Final
 
 from broker.long_work import Pace
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_after, row_before
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, log_key_after, log_key_before
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.columns import (
@@ -48,7 +48,7 @@ class LogReader:
     """
 
     def __init__(
-        self, resolver: Resolver, log: LogId, after: RowId, through: RowId | None = None
+        self, resolver: Resolver, log: LogId, after: LogKey, through: LogKey | None = None
     ) -> None:
         """Begin behind ``after``. If ``through`` is None, read to the end that the log has when it is reached."""
         self.after = after
@@ -65,12 +65,12 @@ class LogReader:
         self._is_checked = resolver.table.checks_values
         self._log = log
         self._space = space_of(log)
-        self._through = ROW_ID_MAX if through is None else through
-        self._page: RowId | None = None
+        self._through = LOG_KEY_MAX if through is None else through
+        self._page: LogKey | None = None
         self._head: Head | None = None
         self._left: list[bytes] | None = None
         """Backwards: the columns of the page's entries that are still to be read."""
-        self._seen = ROW_ID_MIN
+        self._seen = LOG_KEY_MIN
         """Backwards: the last id that a read of the page's columns has shown. A later read that ends before is stale."""
         self._came_by_prev = False
         """True if ``prev`` of the page behind it led to the page: then the page existed."""
@@ -78,18 +78,18 @@ class LogReader:
         """The pauses since the first stale read; None after a read that brought entries."""
 
     @property
-    def reached(self) -> RowId:
+    def reached(self) -> LogKey:
         """The id up to which the reader has read all entries that the log still has."""
         # Entries below the floor are gone.
-        return self.after if self.root is None else max(self.after, row_before(self.root.floor))
+        return self.after if self.root is None else max(self.after, log_key_before(self.root.floor))
 
-    def go_on(self, through: RowId | None = None) -> None:
+    def go_on(self, through: LogKey | None = None) -> None:
         """Go on reading after the end: the log may have grown."""
         self.ended = False
-        self._through = ROW_ID_MAX if through is None else through
+        self._through = LOG_KEY_MAX if through is None else through
         self._head = None
 
-    def back_to(self, after: RowId) -> None:
+    def back_to(self, after: LogKey) -> None:
         """Go back to an id that was read already, if the caller took less than was read."""
         if after == self.after:
             return
@@ -136,7 +136,7 @@ class LogReader:
         if root is None:
             self.ended = True
             return False
-        wanted = max(row_after(self.after), root.floor)
+        wanted = max(log_key_after(self.after), root.floor)
         if forwards and wanted >= root.page:
             self._page, self._head = root.page, None
             return True
@@ -167,7 +167,7 @@ class LogReader:
             return None
         return None if root.state is RootState.DELETED else root
 
-    async def _head_of(self, page: RowId) -> Head | None:
+    async def _head_of(self, page: LogKey) -> Head | None:
         cell = await self._resolver.head(self._space, page_key(self._log, page))
         if cell is None:
             return None
@@ -176,7 +176,7 @@ class LogReader:
         return head
 
     async def _entries(
-        self, page: RowId, head: Head, cells_max: int, bytes_max: int
+        self, page: LogKey, head: Head, cells_max: int, bytes_max: int
     ) -> list[Entry]:
         """Return entries of a page that exists, and go on to the next page where its head says so."""
         async with self._resolver.room.taken(head.size):
@@ -187,7 +187,7 @@ class LogReader:
             found = list(entries_in(cells.cells, is_checked=self._is_checked))
         if found:
             # Packing may have joined the first entry with entries that were shown before.
-            found[0] = found[0].within(self.after, ROW_ID_MAX)
+            found[0] = found[0].within(self.after, LOG_KEY_MAX)
             self.after = max(self.after, found[-1].last)
             self._pauses = None
         if cells.more:
@@ -205,7 +205,7 @@ class LogReader:
             self._page, self._head = following, None
         return found
 
-    async def _following(self, head: Head) -> RowId | None:
+    async def _following(self, head: Head) -> LogKey | None:
         """Return the key of the next page; None: the log, or what is to be read, ends with this one."""
         return head.next if head.is_sealed and self.after < self._through else None
 
@@ -214,7 +214,7 @@ class LogReader:
             self._pauses = self._resolver.pauses()
         await self._pauses.again()
 
-    async def _look_at_root(self, page: RowId) -> None:
+    async def _look_at_root(self, page: LogKey) -> None:
         """Go on from the floor if it is above ``page``, which does not exist; else this is the end."""
         root = await self._read_root()
         if root is None or root.floor <= page:
@@ -222,15 +222,15 @@ class LogReader:
             return
         self.root = root
         self._page, self._head = root.floor, None
-        self.after = max(self.after, row_before(root.floor))
+        self.after = max(self.after, log_key_before(root.floor))
 
     async def _cells(
-        self, page: RowId, between: tuple[RowId, RowId], cells_max: int, bytes_max: int
+        self, page: LogKey, between: tuple[LogKey, LogKey], cells_max: int, bytes_max: int
     ) -> Cells:
         """Return cells of a page; the last entry is returned with its x cell, or left out."""
         row, table = page_key(self._log, page), self._resolver.table
         after, through = between
-        first = column_from(row_after(after))
+        first = column_from(log_key_after(after))
         # The entry that holds ``through`` may end behind it, so the range has no upper end.
         found = await self._resolver.read(
             lambda: table.cells(
@@ -291,7 +291,7 @@ class LogReader:
             await self._pause()
             return []
         if found:
-            self._through = row_before(found[-1].first)
+            self._through = log_key_before(found[-1].first)
         self._pauses = None
         if not self._left:
             self._step_back(self._page, self._head)
@@ -302,10 +302,10 @@ class LogReader:
 
         A scan may show stale heads, so this reads the head of each page again.
         """
-        after, self.after = self.after, row_before(self._through)
+        after, self.after = self.after, log_key_before(self._through)
         there = await self._locate()
         self.after = after
-        self._left, self._seen = None, ROW_ID_MIN
+        self._left, self._seen = None, LOG_KEY_MIN
         page, head = self._page, None
         while page is not None and (found := await self._head_of(page)) is not None:
             self._page = page
@@ -315,16 +315,16 @@ class LogReader:
         self.reaches_through = head is not None and head.pointer >= self._through
         return there
 
-    def _step_back(self, page: RowId, head: Head) -> None:
+    def _step_back(self, page: LogKey, head: Head) -> None:
         assert self.root is not None
         if page > max(self.after, self.root.floor):
             self._page, self._head, self._left = head.prev, None, None
-            self._seen = ROW_ID_MIN
+            self._seen = LOG_KEY_MIN
             self._came_by_prev = True
         else:
             self.ended = True
 
-    async def _look_for_floor(self, page: RowId) -> None:
+    async def _look_for_floor(self, page: LogKey) -> None:
         """Decide about a page that does not exist: below the floor it is the end, else the read was stale."""
         if self._head is None and not self._came_by_prev:
             self.ended = True
@@ -339,14 +339,14 @@ class LogReader:
             self._page = None
         await self._pause()
 
-    async def _columns_left(self, page: RowId, head: Head) -> list[bytes] | None:
+    async def _columns_left(self, page: LogKey, head: Head) -> list[bytes] | None:
         """Return the columns of a page's entries that can lie in ``(after, through]``.
 
         None: the read was stale, as it does not reach the page's pointer.
         """
         if not head.cells or head.pointer <= self.after:
             return []
-        row, first = page_key(self._log, page), column_from(row_after(self.after))
+        row, first = page_key(self._log, page), column_from(log_key_after(self.after))
         columns = await self._resolver.read(
             lambda: self._resolver.table.columns(self._space, row, first, ENTRIES_END)
         )
@@ -359,7 +359,7 @@ class LogReader:
         return columns[: stop + 1]
 
     async def _take_last(
-        self, page: RowId, left: list[bytes] | None, cells_max: int, bytes_max: int
+        self, page: LogKey, left: list[bytes] | None, cells_max: int, bytes_max: int
     ) -> list[Entry] | None:
         """Read the entries of the last columns in ``left``, and remove those columns from it.
 
@@ -400,7 +400,7 @@ class LogReader:
         )
         return [*((column, cell.value) for cell in found.values()), *cells]
 
-    async def page_entries(self, page: RowId, head: Head) -> list[Entry]:
+    async def page_entries(self, page: LogKey, head: Head) -> list[Entry]:
         """Return the entries of one page in ``(after, through]``, up to its pointer.
 
         Raises:
@@ -416,7 +416,7 @@ class LogReader:
             await pace.step()
             before = after
             for entry in entries_in(cells.cells, is_checked=self._is_checked):
-                found.append(entry.within(before, ROW_ID_MAX))
+                found.append(entry.within(before, LOG_KEY_MAX))
                 after = max(after, entry.last)
                 await pace.step()
             if not cells.more and after < end:
@@ -429,12 +429,12 @@ def _message_bytes(head: Head) -> int:
     return CELL_OVERHEAD_BYTES + head.bytes // max(head.total, 1)
 
 
-def is_short(head: Head, reached: RowId, through: RowId) -> bool:
+def is_short(head: Head, reached: LogKey, through: LogKey) -> bool:
     """True if a sealed or closed page must have more entries than were read, up to its pointer."""
     return not head.is_open and head.cells > 0 and reached < min(head.pointer, through)
 
 
-def _cut(found: Cells, through: RowId) -> Cells:
+def _cut(found: Cells, through: LogKey) -> Cells:
     """Return the cells up to the entry that holds ``through``, with its x cell."""
     if not found.cells or last_of(found.cells[-1][0]) < through:
         return found

@@ -23,7 +23,7 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from broker.errors import Fenced
-from broker.model import ROW_ID_BYTES, ROW_ID_MAX, RowId
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MAX, LogKey
 from broker.shield import begin, result_of
 from broker.storage import entry as entries
 from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
@@ -54,7 +54,7 @@ FOUND_MAX: Final = 100
 class Marks:
     """The marks of one log under one hold."""
 
-    def __init__(self, log: LogId, resolver: Resolver, marked: RowId) -> None:
+    def __init__(self, log: LogId, resolver: Resolver, marked: LogKey) -> None:
         """Begin; the rows of all marks up to ``marked`` are on disk."""
         self.marked = marked
         """The rows of marks of ids up to this one are on disk."""
@@ -71,7 +71,7 @@ class Marks:
         self._putting: asyncio.Task[None] | None = None
         self._closed = False
 
-    def marked_with(self, pointer: RowId, added: Sequence[Entry]) -> RowId:
+    def marked_with(self, pointer: LogKey, added: Sequence[Entry]) -> LogKey:
         """Return ``marked`` for the head of an append that ends at ``pointer``."""
         if self._order or self._in_flight or any(entry.marks for entry in added):
             return self.marked
@@ -85,7 +85,7 @@ class Marks:
         """Stop counting the marks of an append: it is not in flight any more."""
         self._in_flight -= sum(len(entry.marks) for entry in added)
 
-    def confirmed(self, pointer: RowId, added: Sequence[Entry]) -> None:
+    def confirmed(self, pointer: LogKey, added: Sequence[Entry]) -> None:
         """Take the marks of a confirmed append, to put their rows."""
         marks = [mark for entry in added for mark in entry.marks]
         if not marks and not self._order:
@@ -172,7 +172,7 @@ class Marks:
         rises to it: so they are in one slice.
         """
         needed: list[Mark] = []
-        some, last = 0, ROW_ID_MAX
+        some, last = 0, LOG_KEY_MAX
         for mark in self._order:
             is_full = len(needed) >= ROWS_AT_ONCE or some >= MARKS_AT_ONCE
             if is_full and mark.last != last:
@@ -204,7 +204,7 @@ class Marks:
         low = mark_prefix(self._log) + bytes([kind]) + key
         return await self._resolver.read(
             lambda: self._resolver.table.scan(
-                space_of(self._log), low, low + b"\xff" * ROW_ID_BYTES, limit=limit, reverse=True
+                space_of(self._log), low, low + b"\xff" * LOG_KEY_BYTES, limit=limit, reverse=True
             )
         )
 
@@ -236,13 +236,13 @@ def encode_mark(mark: Mark) -> bytes:
 def decode_mark(row: bytes, value: bytes) -> Mark:
     """Decode a mark's row. Raises StorageCorrupt."""
     body = entries.unchecked(value, "a mark")
-    tail = row[-(1 + MARK_KEY_BYTES + ROW_ID_BYTES) :]
+    tail = row[-(1 + MARK_KEY_BYTES + LOG_KEY_BYTES) :]
     return Mark(
         tail[0],
         tail[1 : 1 + MARK_KEY_BYTES],
         tail[1 + MARK_KEY_BYTES :],
-        body[:ROW_ID_BYTES],
-        body[ROW_ID_BYTES:],
+        body[:LOG_KEY_BYTES],
+        body[LOG_KEY_BYTES:],
     )
 
 
@@ -252,15 +252,15 @@ class MarksBefore(NamedTuple):
     Marks of idempotency keys below ``keys`` may be removed, and marks of silent producers below ``producers``.
     """
 
-    keys: RowId
-    producers: RowId
+    keys: LogKey
+    producers: LogKey
 
 
-ALL_MARKS: Final = MarksBefore(ROW_ID_MAX, ROW_ID_MAX)
+ALL_MARKS: Final = MarksBefore(LOG_KEY_MAX, LOG_KEY_MAX)
 
 
 async def sweep_marks(
-    resolver: Resolver, log: LogId, marked: RowId, before: MarksBefore, after: bytes, limit: int
+    resolver: Resolver, log: LogId, marked: LogKey, before: MarksBefore, after: bytes, limit: int
 ) -> tuple[int, bytes | None]:
     """Remove a slice of the marks that no longer count, from row ``after`` on.
 
@@ -290,11 +290,13 @@ async def sweep_marks(
     return len(old), None if is_end else rows[-1]
 
 
-def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: MarksBefore) -> bool:
+def _may_go(
+    row: bytes, following: bytes, kind_at: int, marked: LogKey, before: MarksBefore
+) -> bool:
     """True if a mark's row may be removed, given the row that follows it."""
-    first = row[-ROW_ID_BYTES:]
+    first = row[-LOG_KEY_BYTES:]
     if row[kind_at] == PRODUCER:
-        is_newest = row[:-ROW_ID_BYTES] != following[:-ROW_ID_BYTES]
+        is_newest = row[:-LOG_KEY_BYTES] != following[:-LOG_KEY_BYTES]
         return not is_newest or (first < before.producers and first <= marked)
     return first < before.keys and first <= marked
 
@@ -308,7 +310,7 @@ async def forget_marks(resolver: Resolver, log: LogId) -> int:
     went, after = 0, b""
     while True:
         some, following = await sweep_marks(
-            resolver, log, ROW_ID_MAX, ALL_MARKS, after, ROWS_AT_ONCE
+            resolver, log, LOG_KEY_MAX, ALL_MARKS, after, ROWS_AT_ONCE
         )
         went += some
         if following is None:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import Unavailable
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_MIN, RowId, row_after, row_before
+from broker.model import LOG_KEY_MIN, MESSAGE_ID_BYTES, LogKey, log_key_after, log_key_before
 from broker.storage import head as heads
 from broker.storage.entry import Entry, messages_of
 from broker.storage.head import Head
@@ -61,13 +61,13 @@ class Numbering:
     def _forget(self) -> None:
         self._base: LogCount | None = None
         """The count before the first page; None: not read yet."""
-        self._pages: list[RowId] = []
-        self._ends: list[RowId] = []
+        self._pages: list[LogKey] = []
+        self._ends: list[LogKey] = []
         self._counts: list[LogCount] = []
         """``_pages``, ``_ends`` and ``_counts`` have one value for each sealed page: key, last id, count there."""
-        self._open: tuple[RowId, Head] | None = None
-        self._entries: OrderedDict[RowId, _Entries] = OrderedDict()
-        self.floor: RowId = ROW_ID_MIN
+        self._open: tuple[LogKey, Head] | None = None
+        self._entries: OrderedDict[LogKey, _Entries] = OrderedDict()
+        self.floor: LogKey = LOG_KEY_MIN
         """The last id below the log's floor: it can't be read any more."""
 
     @property
@@ -75,12 +75,12 @@ class Numbering:
         """How many pages and entries are kept in memory."""
         return len(self._pages) + sum(len(known.lasts) for known in self._entries.values())
 
-    def pages_between(self, after: RowId, through: RowId) -> int:
+    def pages_between(self, after: LogKey, through: LogKey) -> int:
         """Return how many sealed pages end in ``(after, through]``."""
         return bisect_right(self._ends, through) - bisect_right(self._ends, after)
 
     @property
-    def tail(self) -> RowId:
+    def tail(self) -> LogKey:
         """The last id of the log; all later messages have higher ones. It is the floor if the log is empty."""
         if self._open is not None:
             return max(self._open[1].pointer, self.floor)
@@ -116,21 +116,21 @@ class Numbering:
         if tail is None:
             return False
         await self._raise_floor(root)
-        following = row_after(self._ends[-1]) if self._ends else root.floor
+        following = log_key_after(self._ends[-1]) if self._ends else root.floor
         if tail.page < following or not await self._sealed_between(following, tail.page):
             return False
         self._open = None if tail.head is None else (tail.page, tail.head)
         return True
 
     async def _raise_floor(self, root: Root) -> None:
-        floor = row_before(root.floor) if root.floor > ROW_ID_MIN else ROW_ID_MIN
+        floor = log_key_before(root.floor) if root.floor > LOG_KEY_MIN else LOG_KEY_MIN
         if floor > (self._ends[-1] if self._ends else self.floor):
             self._forget()  # Pages that were never read, or were not sealed then, are gone meanwhile.
         if self._base is None:
             before = None
-            if root.floor > ROW_ID_MIN:
-                all_pages = root._replace(floor=ROW_ID_MIN)
-                before = await self._logs.page_at(self.log, row_before(root.floor), all_pages)
+            if root.floor > LOG_KEY_MIN:
+                all_pages = root._replace(floor=LOG_KEY_MIN)
+                before = await self._logs.page_at(self.log, log_key_before(root.floor), all_pages)
             self._base = (
                 LogCount() if before is None else LogCount(before[1].total, before[1].bytes)
             )
@@ -140,11 +140,11 @@ class Numbering:
             del self._pages[:gone], self._ends[:gone], self._counts[:gone]
         self.floor = floor
 
-    async def _sealed_between(self, following: RowId, tail: RowId) -> bool:
+    async def _sealed_between(self, following: LogKey, tail: LogKey) -> bool:
         """Read the heads of sealed pages up to the tail; False if the chain has a gap: a read was stale."""
         resolver, space = self._logs.resolver, space_of(self.log)
         while following < tail:
-            first, last = page_key(self.log, following), page_key(self.log, row_before(tail))
+            first, last = page_key(self.log, following), page_key(self.log, log_key_before(tail))
             found = await resolver.read(
                 lambda first=first, last=last: self._logs.table.scan(  # type: ignore[misc]
                     space, first, last, limit=HEADS_AT_ONCE
@@ -164,7 +164,7 @@ class Numbering:
 
     # Queries.
 
-    async def count(self, row: RowId) -> LogCount:
+    async def count(self, row: LogKey) -> LogCount:
         """Return the count up to an id, inclusive. Raises Unavailable."""
         if row >= self.tail:
             return self.all
@@ -182,12 +182,12 @@ class Numbering:
         places = one.place_after(row)
         return before.plus(inside).plus(_part(one, places))
 
-    def seek_page(self, most: LogCount) -> RowId:
+    def seek_page(self, most: LogCount) -> LogKey:
         """Return the end of the last sealed page whose count is at most ``most``; the floor if there is none."""
         place = self._fitting(most)
         return self._ends[place - 1] if place else self.floor
 
-    async def seek(self, most: LogCount) -> RowId:
+    async def seek(self, most: LogCount) -> LogKey:
         """Return the last id whose count is at most ``most``; the floor if there is none. Raises Unavailable."""
         if self.all.messages <= most.messages and self.all.bytes <= most.bytes:
             return self.tail
@@ -213,7 +213,7 @@ class Numbering:
         )
         return one.id(places - 1) if places > 0 else start
 
-    async def next_id(self, row: RowId) -> RowId:
+    async def next_id(self, row: LogKey) -> LogKey:
         """Return the id of the first message behind another one; the tail if there is none. Raises Unavailable."""
         place = bisect_right(self._ends, max(row, self.floor))
         page = self._page(place)
@@ -228,7 +228,7 @@ class Numbering:
         one = await self._entry(entries, found)
         return entries.lasts[found] if one.is_stub else one.id(one.place_after(row))
 
-    async def count_ever(self, row: RowId) -> LogCount:
+    async def count_ever(self, row: LogKey) -> LogCount:
         """Return the count of all messages ever published up to an id. Raises Unavailable.
 
         Below the floor it is an upper bound.
@@ -247,7 +247,7 @@ class Numbering:
             return self._counts[place - 1]
         return self._base or LogCount()
 
-    def _page(self, place: int) -> RowId | None:
+    def _page(self, place: int) -> LogKey | None:
         if place < len(self._pages):
             return self._pages[place]
         return None if self._open is None else self._open[0]
@@ -258,14 +258,16 @@ class Numbering:
         by_bytes = bisect_right(self._counts, most.bytes, key=lambda count: count.bytes)
         return min(by_messages, by_bytes)
 
-    async def _entries_of(self, place: int, page: RowId) -> _Entries:
+    async def _entries_of(self, place: int, page: LogKey) -> _Entries:
         """Return the counts of a page's entries, after reading the new ones."""
         known = self._entries.setdefault(page, _Entries())
         self._entries.move_to_end(page)
         if len(self._entries) > PAGES_KEPT:
             self._entries.popitem(last=False)
         end = self._ends[place] if place < len(self._ends) else self.tail
-        after = known.lasts[-1] if known.lasts else row_before(page) if page > ROW_ID_MIN else page
+        after = (
+            known.lasts[-1] if known.lasts else log_key_before(page) if page > LOG_KEY_MIN else page
+        )
         if after < end:
             reader = self._reader(after, end)
             while not reader.ended and reader.after < end:
@@ -274,13 +276,13 @@ class Numbering:
                 raise Unavailable("The page can't be read to its end at the moment. Try again.")
         return known
 
-    def _reader(self, after: RowId, through: RowId) -> LogReader:
+    def _reader(self, after: LogKey, through: LogKey) -> LogReader:
         reader = self._logs.reader(self.log, after, through)
         reader.gathers = False  # Counts need entries as they are stored, not joined.
         return reader
 
     async def _entry(self, entries: _Entries, place: int) -> Entry:
-        after = entries.lasts[place - 1] if place else row_before(entries.firsts[0])
+        after = entries.lasts[place - 1] if place else log_key_before(entries.firsts[0])
         reader = self._reader(after, entries.lasts[place])
         found: list[Entry] = []
         while not found and not reader.ended:
@@ -294,8 +296,8 @@ class _Entries:
     """The entries of one page: their ids, and the counts before each and of all."""
 
     def __init__(self) -> None:
-        self.firsts: list[RowId] = []
-        self.lasts: list[RowId] = []
+        self.firsts: list[LogKey] = []
+        self.lasts: list[LogKey] = []
         self.counts: list[LogCount] = [LogCount()]
 
     def add(self, entries: Sequence[Entry]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from broker.model import RowId
+from broker.model import LogKey
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import (
@@ -28,13 +28,13 @@ from broker.storage.resolve import Pauses
 
 HEADS_AT_ONCE: Final = 256
 
-Pages = list[tuple[RowId, Head]]
+Pages = list[tuple[LogKey, Head]]
 
 
 class Effect(NamedTuple):
     """An entry with messages in a range: its last id and write pointer, and whether any of those was rolled back."""
 
-    last: RowId
+    last: LogKey
     pointer: int | None
     is_rolled_back: bool
 
@@ -42,7 +42,7 @@ class Effect(NamedTuple):
 class OwnChain(OwnPage):
     """The chain that ends in the own page."""
 
-    async def chain(self, first: RowId, last: RowId) -> Pages:
+    async def chain(self, first: LogKey, last: LogKey) -> Pages:
         """Return the pages that can hold ids in ``[first, last]``, in order, as they are now (rule 5).
 
         The result is complete, because the walk follows ``next`` from a page of the chain to the own page, or
@@ -64,7 +64,7 @@ class OwnChain(OwnPage):
                 return found
             await pauses.again()
 
-    async def _walk(self, low: RowId, last: RowId) -> Pages | None:
+    async def _walk(self, low: LogKey, last: LogKey) -> Pages | None:
         """Walk from the page at or before ``low``; None: a read was stale, so the chain has a gap."""
         start = await self._resolver.read(
             lambda: self._resolver.table.scan(
@@ -94,7 +94,7 @@ class OwnChain(OwnPage):
                 wanted = head.next
         return None
 
-    async def _heads(self, first: RowId, last: RowId) -> Pages:
+    async def _heads(self, first: LogKey, last: LogKey) -> Pages:
         rows = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 self._space,
@@ -105,7 +105,7 @@ class OwnChain(OwnPage):
         )
         return [(page_of(row), heads.decode(cell.value)) for row, cell in rows]
 
-    async def _sealed_head(self, page: RowId, pauses: Pauses) -> tuple[bytes, Head] | None:
+    async def _sealed_head(self, page: LogKey, pauses: Pauses) -> tuple[bytes, Head] | None:
         """Return the head of a sealed page of the chain, encoded and decoded; None: the page is gone.
 
         Raises:
@@ -125,7 +125,7 @@ class OwnChain(OwnPage):
 
     # Cells.
 
-    async def effects(self, first: RowId, last: RowId) -> list[Effect]:
+    async def effects(self, first: LogKey, last: LogKey) -> list[Effect]:
         """Return the entries with messages in ``[first, last]``, as they are now. Both ids are in the log.
 
         Entries of pages that are gone are missing.
@@ -150,7 +150,7 @@ class OwnChain(OwnPage):
                 found.append(Effect(last_of(column), pointer_of(column), is_rolled_back))
         return found
 
-    async def _columns(self, row: bytes, start: bytes, end: bytes, through: RowId) -> list[bytes]:
+    async def _columns(self, row: bytes, start: bytes, end: bytes, through: LogKey) -> list[bytes]:
         """Return a page's columns in ``[start, end]``; it reads until they reach ``through``, or the page is gone.
 
         Raises:

@@ -25,7 +25,7 @@ from typing import Final, NoReturn, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Unavailable
 from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
-from broker.model import RowId
+from broker.model import LogKey
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -63,7 +63,7 @@ class OwnPage:
         tokens: Tokens,
         bounds: PageBounds,
         *,
-        page: RowId,
+        page: LogKey,
         head: Head,
         root: Root,
     ) -> None:
@@ -98,7 +98,7 @@ class OwnPage:
         return self.head.epoch
 
     @property
-    def pointer(self) -> RowId:
+    def pointer(self) -> LogKey:
         """The last id that is confirmed."""
         return self.head.pointer
 
@@ -281,7 +281,7 @@ class OwnPage:
         if self.is_alone and self._packing is None and is_worth_it(was, self._bounds.packed_from):
             self._packing = asyncio.ensure_future(self._pack(former))
 
-    async def _pack(self, page: RowId) -> None:
+    async def _pack(self, page: LogKey) -> None:
         """Pack the page before the own one. If that fails the page stays unpacked, which is slower to read."""
         try:
             with contextlib.suppress(BrokerError):

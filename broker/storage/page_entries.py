@@ -15,7 +15,7 @@ from itertools import accumulate, groupby
 from typing import Final
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES
+from broker.model import LOG_KEY_BYTES
 from broker.storage.attributed import join
 from broker.storage.columns import PLAIN_COLUMN_BYTES, PLAIN_KIND, is_rolled_column, last_of
 from broker.storage.entry import (
@@ -32,7 +32,7 @@ from broker.storage.entry import (
 SMALL_BYTES_MAX: Final = 4096
 """The largest cell that is joined with its neighbours."""
 
-_PLAIN_HEADER = struct.Struct(f">B5x{ROW_ID_BYTES}sHH")
+_PLAIN_HEADER = struct.Struct(f">B5x{LOG_KEY_BYTES}sHH")
 """The header of a plain entry: format, last id, count, number of marks."""
 
 Cell = tuple[bytes, bytes]

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from broker.errors import BadRequest, StorageCorrupt
-from broker.model import ROW_ID_MIN, RowId, row_before
+from broker.model import LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage import entry as entries
 from broker.storage.attributed import unpack
 from broker.storage.columns import column_from, is_rolled_column, last_of
@@ -34,7 +34,7 @@ def name_of(log: LogId) -> str:
     return f"{log.topic}, generation {log.generation}{payloads}"
 
 
-def page_name(log: LogId, page: RowId) -> str:
+def page_name(log: LogId, page: LogKey) -> str:
     """Return a page's name for people."""
     return f"{name_of(log)}, page {page.hex()}"
 
@@ -42,7 +42,7 @@ def page_name(log: LogId, page: RowId) -> str:
 class CheckedPage(NamedTuple):
     """A page's key and head."""
 
-    key: RowId
+    key: LogKey
     head: Head
 
 
@@ -58,8 +58,8 @@ def links(log: LogId, before: CheckedPage | None, page: CheckedPage) -> Iterator
     key, head = page
     name = page_name(log, key)
     if before is None:
-        is_first = key == ROW_ID_MIN or (log.number is None and log.generation > 1)
-        if not is_first or head.prev != ROW_ID_MIN:
+        is_first = key == LOG_KEY_MIN or (log.number is None and log.generation > 1)
+        if not is_first or head.prev != LOG_KEY_MIN:
             yield StoreProblem(
                 name, "the pages before it are missing", f"prev is {head.prev.hex()}"
             )
@@ -104,14 +104,14 @@ class PageCheck:
         self._before = before
         self._now_ms = now_ms
         self._may_grow = may_grow
-        self._last: RowId | None = None
+        self._last: LogKey | None = None
         self._entry: Entry | None = None
         self._column = b""
         self._payload_bytes = self._size = self._epoch = 0
         self._has_stub = self._has_unreadable = False
         self._first_end_ms = NO_END
 
-    def wrong(self, what: str, seen: str = "", at: RowId | None = None) -> None:
+    def wrong(self, what: str, seen: str = "", at: LogKey | None = None) -> None:
         """Add a problem of the page, or of its entry that ends at ``at``."""
         where = self._name if at is None else f"{self._name}, entry {at.hex()}"
         self.problems.append(StoreProblem(where, what, seen))
@@ -119,7 +119,7 @@ class PageCheck:
     def take(self, column: bytes, value: bytes) -> None:
         """Check a cell."""
         self.bytes += len(column) + len(value)
-        if not column.startswith(b"e") or len(column) < len(column_from(ROW_ID_MIN)) + 1:
+        if not column.startswith(b"e") or len(column) < len(column_from(LOG_KEY_MIN)) + 1:
             self.wrong(f"there is no column {column.hex()}")
             return
         last = last_of(column)
@@ -136,7 +136,7 @@ class PageCheck:
             self.entries += not is_rolled_column(column)
             self.wrong(str(error), at=last)
 
-    def _take_rolled(self, column: bytes, value: bytes, last: RowId) -> None:
+    def _take_rolled(self, column: bytes, value: bytes, last: LogKey) -> None:
         ranges = entries.decode_rolled(value)
         if column[:-1] != self._column:
             self.wrong("a rollback cell without its entry", at=last)
@@ -145,7 +145,7 @@ class PageCheck:
         if any(first > end for first, end in ranges):
             self.wrong("a rollback from a higher to a lower id", at=last)
 
-    def _take_entry(self, column: bytes, entry: Entry, last: RowId) -> None:
+    def _take_entry(self, column: bytes, entry: Entry, last: LogKey) -> None:
         head, former = self._head, self._last
         self._column, self._entry = column, entry
         self.entries += 1
@@ -215,7 +215,7 @@ class PageCheck:
     def end(self) -> None:
         """Check the head against all cells together."""
         head = self._head
-        last = row_before(self._page) if self._last is None else self._last
+        last = log_key_before(self._page) if self._last is None else self._last
         if last != head.pointer:
             self.wrong(
                 "its last entry is not at the pointer", f"{last.hex()}, {head.pointer.hex()}"

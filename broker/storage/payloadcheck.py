@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, RowId, timestamp_of
+from broker.model import LOG_KEY_BYTES, LogKey, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -148,7 +148,7 @@ class PayloadsCheck:
 
         await self._options.report_lasting(report, name, look, self._report.wrong)
 
-    async def _entry_at(self, log: LogId, page: RowId, row: RowId) -> Entry | None:
+    async def _entry_at(self, log: LogId, page: LogKey, row: LogKey) -> Entry | None:
         found = await self._resolver.read(
             lambda: self._resolver.table.cells(
                 Space.MESSAGES,
@@ -177,11 +177,11 @@ class PayloadsCheck:
                 return
             [(row, _)] = found
             rest = row[len(topic_prefix(topic.topic)) :]
-            if len(rest) != 4 + 8 + ROW_ID_BYTES:
+            if len(rest) != 4 + 8 + LOG_KEY_BYTES:
                 self._wrong(topic, "a row with an unknown key", row.hex())
                 low = row + b"\0"
                 continue
-            log = log_of_row(topic.topic, rest[:-ROW_ID_BYTES], has_number=True)
+            log = log_of_row(topic.topic, rest[:-LOG_KEY_BYTES], has_number=True)
             await self._options.report_lasting(
                 self._report,
                 name_of(log),

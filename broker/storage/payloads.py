@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker.model import POINTER_MAX, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, POINTER_MAX, LogKey, TopicId, log_key_after
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import sweep
@@ -116,7 +116,7 @@ class PayloadLogs:
     async def _change_root(self, log: LogId, value: bytes | None, new: Root) -> bool:
         return await self._resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
 
-    async def mark_published(self, topic: LogHold, number: int, reference: RowId) -> None:
+    async def mark_published(self, topic: LogHold, number: int, reference: LogKey) -> None:
         """Note the id of the committed reference in the root. Without it a publish searches the reference."""
         await self._replace_root(
             _log_of(topic, number),
@@ -245,11 +245,11 @@ class PayloadLogs:
                     lambda some=some: self._resolver.table.delete(Space.PAYLOADS, some)  # type: ignore[misc]
                 )
 
-    async def _pages(self, log: LogId) -> list[tuple[RowId, Head]]:
-        found: list[tuple[RowId, Head]] = []
-        low = ROW_ID_MIN
+    async def _pages(self, log: LogId) -> list[tuple[LogKey, Head]]:
+        found: list[tuple[LogKey, Head]] = []
+        low = LOG_KEY_MIN
         while True:
-            first, last = page_key(log, low), page_key(log, ROW_ID_MAX)
+            first, last = page_key(log, low), page_key(log, LOG_KEY_MAX)
             rows = await self._resolver.read(
                 lambda first=first, last=last: self._resolver.table.scan(  # type: ignore[misc]
                     Space.PAYLOADS, first, last, limit=ROOTS_AT_ONCE
@@ -258,7 +258,7 @@ class PayloadLogs:
             found += [(page_of(row), heads.decode(cell.value)) for row, cell in rows]
             if len(rows) < ROOTS_AT_ONCE:
                 return found
-            low = row_after(found[-1][0])
+            low = log_key_after(found[-1][0])
 
     async def of_generations(self, topic: TopicId, below: int) -> list[LogId]:
         """Return payload logs of generations below ``below``, at most ROOTS_AT_ONCE."""

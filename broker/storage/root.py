@@ -19,15 +19,15 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, LogKey
 from broker.storage.head import NO_TOKEN, TOKEN_BYTES
 
 FORMAT: Final = 1
 """Raised with every change of the encoding; tests keep roots of each older one."""
 
 _FIXED = struct.Struct(
-    f">BBiQ{TOKEN_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s"
-    f"{ROW_ID_BYTES}s{ROW_ID_BYTES}sq"
+    f">BBiQ{TOKEN_BYTES}s{LOG_KEY_BYTES}s{LOG_KEY_BYTES}s{LOG_KEY_BYTES}s"
+    f"{LOG_KEY_BYTES}s{LOG_KEY_BYTES}sq"
 )
 _CRC = struct.Struct(">I")
 
@@ -54,16 +54,16 @@ class Root(NamedTuple):
     generation: int
     state: RootState
     epoch: int = 0
-    page: RowId = ROW_ID_MIN
-    floor: RowId = ROW_ID_MIN
-    gone: RowId = ROW_ID_MIN
+    page: LogKey = LOG_KEY_MIN
+    floor: LogKey = LOG_KEY_MIN
+    gone: LogKey = LOG_KEY_MIN
     token: bytes = NO_TOKEN
-    at: RowId = ROW_ID_MIN
-    reference: RowId = ROW_ID_MIN
+    at: LogKey = LOG_KEY_MIN
+    reference: LogKey = LOG_KEY_MIN
     dropped_ms: int = 0
 
 
-def linked(root: Root, page: RowId, epoch: int) -> Root:
+def linked(root: Root, page: LogKey, epoch: int) -> Root:
     """Return a root that names the page of a claim or a roll (rule 3d)."""
     return root._replace(page=page, epoch=epoch)
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from typing import Final
 
-from broker.model import RowId
+from broker.model import LogKey
 from broker.storage.head import Head
 from broker.storage.keys import LogId
 
@@ -22,10 +22,10 @@ class SealedPages:
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:
         """Start empty."""
-        self._logs: OrderedDict[LogId, tuple[list[RowId], list[Head]]] = OrderedDict()
+        self._logs: OrderedDict[LogId, tuple[list[LogKey], list[Head]]] = OrderedDict()
         self._left = pages_max
 
-    def learn(self, log: LogId, page: RowId, head: Head) -> None:
+    def learn(self, log: LogId, page: LogKey, head: Head) -> None:
         """Keep the head of a page if it is sealed."""
         if not head.is_sealed:
             return
@@ -39,7 +39,7 @@ class SealedPages:
         if self._left < 0:
             self._left += len(self._logs.popitem(last=False)[1][0])
 
-    def find(self, log: LogId, row: RowId) -> tuple[RowId, Head] | None:
+    def find(self, log: LogId, row: LogKey) -> tuple[LogKey, Head] | None:
         """Return the page that an id lies in, if it is known."""
         known = self._logs.get(log)
         if known is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -22,14 +22,14 @@ _CELLS_AT_ONCE: Final = 256
 class ShownPage(NamedTuple):
     """A page's key, and its head or the reason why the head does not decode."""
 
-    key: RowId
+    key: LogKey
     head: Head | str
 
 
 class ShownEntry(NamedTuple):
     """An entry, or the reason why it does not decode, with its page and column."""
 
-    page: RowId
+    page: LogKey
     column: bytes
     entry: Entry | str
 
@@ -54,7 +54,7 @@ async def shown(resolver: Resolver, log: LogId, *, pages_max: int, entries_max: 
     root = None if cell is None else roots.decode(cell.value)
     if log.generation == 0 and root is not None:
         log = log._replace(generation=root.generation)
-    first, last = page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
+    first, last = page_key(log, LOG_KEY_MIN), page_key(log, LOG_KEY_MAX)
     rows = await resolver.read(
         lambda: resolver.table.scan(space_of(log), first, last, limit=pages_max, reverse=True)
     )
@@ -76,7 +76,7 @@ def _page(row: bytes, value: bytes) -> ShownPage:
 
 
 async def _entries(
-    resolver: Resolver, log: LogId, page: RowId, entries_max: int
+    resolver: Resolver, log: LogId, page: LogKey, entries_max: int
 ) -> list[ShownEntry]:
     """Return the last entries of a page, the last one first."""
     found: list[ShownEntry] = []

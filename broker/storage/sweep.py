@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, TopicId, log_key_after
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.head import NO_END, Head, PageState
@@ -24,13 +24,13 @@ class LifetimeEnds:
     """When the lifetimes in a topic's pages end, for the pages that were checked."""
 
     generation: int
-    looked_to: RowId = ROW_ID_MIN
+    looked_to: LogKey = LOG_KEY_MIN
     """All pages below this key were sealed when they were checked."""
-    pages: dict[RowId, int] = dataclasses.field(default_factory=dict)
+    pages: dict[LogKey, int] = dataclasses.field(default_factory=dict)
     """For each page: when its first lifetime ends, ms since 1970."""
 
 
-async def raise_floor(hold: LogHold, bound: RowId) -> None:
+async def raise_floor(hold: LogHold, bound: LogKey) -> None:
     """Raise the floor to the page that has the first id at or above ``bound``.
 
     If the whole tail lies below ``bound``, it is sealed first, and the next page becomes the floor.
@@ -69,7 +69,7 @@ async def clear_below_floor(resolver: Resolver, hold: LogHold, pages_max: int) -
     return went, page < floor
 
 
-async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+async def turn_gone(resolver: Resolver, log: LogId, page: LogKey) -> tuple[Head | None, bool]:
     """Remove the entries of a page that may not be read any more, and mark its head as gone.
 
     Returns the head from before (None: there is no page), and whether this call removed the entries. The head
@@ -89,7 +89,7 @@ async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head |
 
 
 async def _total_before(
-    resolver: Resolver, log: LogId, page: RowId, head: Head, known: int | None
+    resolver: Resolver, log: LogId, page: LogKey, head: Head, known: int | None
 ) -> int:
     """Return how many messages were published before a page."""
     if known is not None or head.prev >= page:
@@ -99,8 +99,8 @@ async def _total_before(
 
 
 async def clear_generation(
-    resolver: Resolver, topic: TopicId, generation: int, after: RowId, pages_max: int
-) -> tuple[int, RowId | None]:
+    resolver: Resolver, topic: TopicId, generation: int, after: LogKey, pages_max: int
+) -> tuple[int, LogKey | None]:
     """Clear pages of a deleted generation from ``after`` on.
 
     Returns how many messages were removed, and the page at which the next slice begins (None: it was the
@@ -113,7 +113,7 @@ async def clear_generation(
         return 0, None
     rows = await resolver.read(
         lambda: resolver.table.scan(
-            space_of(log), page_key(log, after), page_key(log, ROW_ID_MAX), limit=pages_max
+            space_of(log), page_key(log, after), page_key(log, LOG_KEY_MAX), limit=pages_max
         )
     )
     went, before = 0, None
@@ -123,7 +123,7 @@ async def clear_generation(
             if turned:
                 went += head.total - await _total_before(resolver, log, page_of(row), head, before)
             before = head.total
-    return went, row_after(page_of(rows[-1][0])) if len(rows) == pages_max else None
+    return went, log_key_after(page_of(rows[-1][0])) if len(rows) == pages_max else None
 
 
 async def look_for_ends(hold: LogHold, known: LifetimeEnds) -> None:
@@ -135,12 +135,12 @@ async def look_for_ends(hold: LogHold, known: LifetimeEnds) -> None:
         _note(known, page, head)
 
 
-def _note(known: LifetimeEnds, page: RowId, head: Head) -> None:
+def _note(known: LifetimeEnds, page: LogKey, head: Head) -> None:
     known.pages.pop(page, None)
     if head.first_end_ms != NO_END and head.state is not PageState.GONE:
         known.pages[page] = head.first_end_ms
     if head.is_sealed:
-        known.looked_to = max(known.looked_to, row_after(page))
+        known.looked_to = max(known.looked_to, log_key_after(page))
 
 
 async def end_lives(hold: LogHold, known: LifetimeEnds, before_ms: int) -> int:

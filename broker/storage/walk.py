@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, TopicId
 from broker.storage.keys import LogId, page_key, space_of
 from broker.storage.resolve import Resolver
 from broker.storage.table import Cell, Space
@@ -44,7 +44,7 @@ def records(resolver: Resolver) -> AsyncIterator[tuple[bytes, Cell]]:
 
 def pages(resolver: Resolver, log: LogId) -> AsyncIterator[tuple[bytes, Cell]]:
     """Yield the keys of a log's pages with their heads, also of pages that are not in the chain."""
-    first, last = page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
+    first, last = page_key(log, LOG_KEY_MIN), page_key(log, LOG_KEY_MAX)
     return rows(resolver, space_of(log), first, last)
 
 

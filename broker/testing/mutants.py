@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from broker.errors import BrokerError, StorageCorrupt
-from broker.model import ROW_ID_MAX, RowId, row_after
+from broker.model import LOG_KEY_MAX, LogKey, log_key_after
 from broker.storage import head as heads
 from broker.storage import log as log_module
 from broker.storage import log_reader, page_entries, resolve, sweep
@@ -139,15 +139,15 @@ def _own_after_link(link: Any) -> Any:
 
 
 def _sealed_before_next(following: Any) -> Any:
-    async def mutant(self: log_reader.LogReader, head: Head) -> RowId | None:
+    async def mutant(self: log_reader.LogReader, head: Head) -> LogKey | None:
         page = self._page
         if head.is_sealed or page is None or self.after >= self._through:
             return await following(self, head)  # type: ignore[no-any-return]
         rows = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 self._space,
-                page_key(self._log, row_after(page)),
-                page_key(self._log, ROW_ID_MAX),
+                page_key(self._log, log_key_after(page)),
+                page_key(self._log, LOG_KEY_MAX),
                 limit=1,
             )
         )
@@ -157,7 +157,7 @@ def _sealed_before_next(following: Any) -> Any:
 
 
 def _look_at_the_root(_: Any) -> Any:
-    async def mutant(self: log_reader.LogReader, page: RowId) -> None:
+    async def mutant(self: log_reader.LogReader, page: LogKey) -> None:
         del page
         self.ended = True
 
@@ -165,7 +165,7 @@ def _look_at_the_root(_: Any) -> Any:
 
 
 def _leader_ends_in_its_page(walk: Any) -> Any:
-    async def mutant(self: OwnChain, low: RowId, last: RowId) -> Pages:
+    async def mutant(self: OwnChain, low: LogKey, last: LogKey) -> Pages:
         return await walk(self, low, last) or []
 
     return mutant
@@ -199,7 +199,7 @@ def _put_before_raise(index_marks: Any) -> Any:
 
 
 def _marks_before_floor(_: Any) -> Any:
-    async def mutant(self: LogHold, floor: RowId) -> None:
+    async def mutant(self: LogHold, floor: LogKey) -> None:
         if self.root.floor < floor <= self.page:
             await self._raise_root(floor=floor)
 
@@ -210,26 +210,26 @@ def _marks_before_floor(_: Any) -> Any:
 
 
 def _floor_not_tail(raise_floor: Any) -> Any:
-    async def mutant(hold: LogHold, bound: RowId) -> None:
+    async def mutant(hold: LogHold, bound: LogKey) -> None:
         if hold.pointer >= bound or not hold.head.cells:
             await raise_floor(hold, bound)
             return
         await hold.marks.flush()
-        floor = row_after(hold.pointer)
+        floor = log_key_after(hold.pointer)
         await hold._change_root(lambda root: root._replace(floor=floor))  # noqa: SLF001
 
     return mutant
 
 
 def _gone_stays(_: Any) -> Any:
-    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    async def mutant(resolver: Resolver, log: LogId, page: LogKey) -> tuple[Head | None, bool]:
         return await _removed(resolver, log, page)
 
     return mutant
 
 
 def _dead_generations_stay(turn_gone: Any) -> Any:
-    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    async def mutant(resolver: Resolver, log: LogId, page: LogKey) -> tuple[Head | None, bool]:
         cell = await resolver.head(space_of(log), root_key(log))
         if (
             log.number is None
@@ -242,7 +242,7 @@ def _dead_generations_stay(turn_gone: Any) -> Any:
     return mutant
 
 
-async def _removed(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+async def _removed(resolver: Resolver, log: LogId, page: LogKey) -> tuple[Head | None, bool]:
     table, row = resolver.table, page_key(log, page)
     cell = await resolver.head(space_of(log), row)
     await resolver.read(lambda: table.delete(space_of(log), [row]))

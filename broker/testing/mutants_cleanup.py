@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from broker.model import POINTERS_PER_MS, ROW_ID_MIN
+from broker.model import LOG_KEY_MIN, POINTERS_PER_MS
 from broker.storage.hold import LogHold
 from broker.testing.mutants_routes import Mutant, nothing
 from broker.topics import settlement
@@ -21,7 +21,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "unpassed_of",
         lambda _: (
             lambda topic, generation, _record, view: Unpassed(
-                topic, generation, view.bound, ROW_ID_MIN
+                topic, generation, view.bound, LOG_KEY_MIN
             )
         ),
     ),

@@ -18,7 +18,7 @@ from broker.coordination.cluster_tenure import ClusterTenure, Holder
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
 from broker.coordination.tenure import TopicPlacement
-from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
+from broker.model import LOG_KEY_MIN, LogKey, Snapshot, TopicId, log_key_before
 from broker.storage import entry, head, last_page, log, page_entries, root
 from broker.storage.entry import Entry
 from broker.storage.head import ChangeVerdict, Head
@@ -31,7 +31,7 @@ from broker.storage.root import Root
 from broker.storage.table import Space
 from broker.topics import leader
 from broker.topics.cache import CacheBudget, TopicCache
-from broker.topics.ids import Position, RowIds
+from broker.topics.log_keys import LogKeys, Position
 
 Patch = AbstractContextManager[object]
 _PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
@@ -123,8 +123,8 @@ def _resolve_false() -> Patch:
 
 def _cache_complete() -> Patch:
 
-    def whole(budget: CacheBudget, _: RowId) -> TopicCache:
-        return TopicCache(budget, ROW_ID_MIN)
+    def whole(budget: CacheBudget, _: LogKey) -> TopicCache:
+        return TopicCache(budget, LOG_KEY_MIN)
 
     return mock.patch.object(leader, "TopicCache", whole)
 
@@ -143,19 +143,19 @@ def _in_progress() -> Patch:
 def _clock_ids() -> Patch:
     appended = OwnPage._appended  # noqa: SLF001
 
-    def by_the_clock(_: RowIds, now_ms: int) -> Position:
+    def by_the_clock(_: LogKeys, now_ms: int) -> Position:
         return Position(now_ms, 0)
 
     def unlooked(self: OwnPage, added: Sequence[Entry], *rest: Any) -> Head:
         held = self._newest
-        self._newest = held._replace(pointer=min(held.pointer, row_before(added[0].first)))
+        self._newest = held._replace(pointer=min(held.pointer, log_key_before(added[0].first)))
         try:
             return appended(self, added, *rest)
         finally:
             self._newest = held
 
     return _all(
-        mock.patch.object(RowIds, "_start", by_the_clock),
+        mock.patch.object(LogKeys, "_start", by_the_clock),
         mock.patch.object(OwnPage, "_appended", unlooked),
     )
 

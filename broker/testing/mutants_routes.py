@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 from broker.client import dead_letters
 from broker.coordination import instances
 from broker.errors import NotFound
-from broker.model import MessageId, Topic, first_row_at
+from broker.model import MessageId, Topic, first_log_key_at
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 from broker.routing import nodeheaders
 from broker.routing.lanes import LaneDecision, ReceivedLanes
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.cursors import Cursors, StoredCursor
-from broker.topics.ids import Position, RowIds
 from broker.topics.keyed_log import KeyedLog
+from broker.topics.log_keys import LogKeys, Position
 from broker.topics.mark_window import MarkWindow
 from broker.topics.payload_reader import PayloadReader
 from broker.topics.producers import Producers
@@ -125,7 +125,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "ids-rise": Mutant(
         "ids come from the clock alone",
-        RowIds,
+        LogKeys,
         "_start",
         lambda _: lambda _ids, now_ms: Position(now_ms, 0),
     ),
@@ -145,7 +145,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "the window of a mark passes by the wall clock alone",
         MarkWindow,
         "passed_before",
-        lambda _: lambda window, life_ms: first_row_at(int(window.clock.now_ms() - life_ms)),
+        lambda _: lambda window, life_ms: first_log_key_at(int(window.clock.now_ms() - life_ms)),
     ),
     "producer-number": Mutant(
         "a leader looks up a producer's last number neither in memory nor in storage",

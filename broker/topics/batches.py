@@ -12,7 +12,7 @@ import struct
 from itertools import chain, groupby
 from typing import NamedTuple
 
-from broker.model import RowId, timestamp_of
+from broker.model import LogKey, timestamp_of
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
 from broker.storage.marks import IDEMPOTENCY, PRODUCER
 from broker.topics.effects import POINTER_BYTES, decode_pointer, encode_pointer
@@ -26,12 +26,12 @@ class Batch(NamedTuple):
     """The content of one append. The log's totals rise by ``messages`` and ``payload_bytes``."""
 
     entries: list[Entry]
-    ids: list[RowId]
+    ids: list[LogKey]
     messages: int
     payload_bytes: int
 
 
-def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bool) -> Batch:
+def batch_of(writes: list[Write], ids: list[LogKey], epoch: int, *, is_stored: bool) -> Batch:
     """Give each request its ids, and join neighbours that share everything but payloads."""
     added: list[Entry] = []
     plain: list[Write] = []
@@ -68,7 +68,7 @@ def _attributes_of(writes: list[Write]) -> list[bytes]:
     return list(chain.from_iterable(write.attributes or [b""] * write.rows for write in writes))
 
 
-def _own_entries(write: Write, ids: list[RowId], epoch: int, *, is_stored: bool) -> list[Entry]:
+def _own_entries(write: Write, ids: list[LogKey], epoch: int, *, is_stored: bool) -> list[Entry]:
     shared = Shared(write.pointer, write.lifetime_ms, None, is_stored)
     added: list[Entry] = []
     if write.payloads is not None:
@@ -92,7 +92,7 @@ def _own_entries(write: Write, ids: list[RowId], epoch: int, *, is_stored: bool)
     return added
 
 
-def _mark(writes: list[Write], ids: list[RowId], added: list[Entry]) -> None:
+def _mark(writes: list[Write], ids: list[LogKey], added: list[Entry]) -> None:
     """Put the marks of requests into the entries that hold their last messages."""
     start = place = 0
     for write in writes:
@@ -105,7 +105,7 @@ def _mark(writes: list[Write], ids: list[RowId], added: list[Entry]) -> None:
         start = stop
 
 
-def _marks_of(write: Write, first: RowId, last: RowId) -> list[Mark]:
+def _marks_of(write: Write, first: LogKey, last: LogKey) -> list[Mark]:
     marks = []
     if write.key is not None:
         hashed, body_hash = write.key

@@ -16,14 +16,14 @@ from broker.http import budget
 from broker.http.budget import Hold
 from broker.long_work import Pace
 from broker.model import (
+    LOG_KEY_BYTES,
     POINTERS_PER_MS,
-    ROW_ID_BYTES,
+    LogKey,
     MessageId,
-    RowId,
     Snapshot,
     Topic,
-    first_row_at,
-    row_before,
+    first_log_key_at,
+    log_key_before,
 )
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
@@ -57,7 +57,7 @@ class Blocker(NamedTuple):
     """
 
     pointer: int
-    first: RowId
+    first: LogKey
     messages: int
     waiting: int
 
@@ -91,9 +91,9 @@ async def blockers(
 
 async def _find(
     around: Surroundings, topic: Topic, query: BlockersQuery, hold: Hold
-) -> tuple[dict[int, tuple[RowId, int]], bool]:
+) -> tuple[dict[int, tuple[LogKey, int]], bool]:
     """Return each pointer's first message and number of messages seen, and whether the search saw everything."""
-    found: dict[int, tuple[RowId, int]] = {}
+    found: dict[int, tuple[LogKey, int]] = {}
     looked, pace = 0, Pace()
     log = LogId(topic.id, topic.generation)
     reader = around.logs.reader(log, _start_of(around, topic, query))
@@ -122,19 +122,19 @@ async def _find(
     return found, True
 
 
-def _start_of(around: Surroundings, topic: Topic, query: BlockersQuery) -> RowId:
+def _start_of(around: Surroundings, topic: Topic, query: BlockersQuery) -> LogKey:
     """Return the id behind which to look: a transaction publishes only after its begin."""
     start = query.start
     if start is None:
-        begin = bytes(ROW_ID_BYTES)
+        begin = bytes(LOG_KEY_BYTES)
     else:
-        begin = first_row_at(start) if isinstance(start, int) else start[:ROW_ID_BYTES]
+        begin = first_log_key_at(start) if isinstance(start, int) else start[:LOG_KEY_BYTES]
     begun_ms = oldest_held(query.snapshot) // POINTERS_PER_MS
-    held = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
-    return row_before(max(begin, held, oldest_live(topic, around.clock.now_ms())))
+    held = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
+    return log_key_before(max(begin, held, oldest_live(topic, around.clock.now_ms())))
 
 
-def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[RowId | None, int]:
+def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[LogKey | None, int]:
     """Return the first message of an entry at which a consumer stops, and how many messages there are."""
     if entry.is_stub:
         return None, 0

@@ -16,19 +16,19 @@ from broker.http import budget
 from broker.http.budget import Hold
 from broker.long_work import Pace
 from broker.model import (
+    LOG_KEY_BYTES,
+    LOG_KEY_MAX,
+    LOG_KEY_MIN,
     MESSAGE_ID_BYTES,
     POINTERS_PER_MS,
-    ROW_ID_BYTES,
-    ROW_ID_MAX,
-    ROW_ID_MIN,
+    LogKey,
     MessageId,
-    RowId,
     Snapshot,
     Topic,
-    first_row_at,
+    first_log_key_at,
     id_after,
-    row_after,
-    row_before,
+    log_key_after,
+    log_key_before,
 )
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.keys import LogId
@@ -124,7 +124,7 @@ async def browse(
         Overloaded: requests hold too much memory.
     """
     hold = hold or Hold(None)
-    bound = oldest_live(topic, around.clock.now_ms()) + ROW_ID_MIN
+    bound = oldest_live(topic, around.clock.now_ms()) + LOG_KEY_MIN
     low = max(_message_id(query.start, bytes(MESSAGE_ID_BYTES)), bound)
     high = _message_id(query.end, _ID_MAX)
     browser = _Browser(around, topic, query, low, high, hold)
@@ -132,8 +132,8 @@ async def browse(
     page = page._replace(generation=topic.generation)
     if query.snapshot is None or not page.entries:
         return page
-    last = max(page.entries[0].id, page.entries[-1].id)[:ROW_ID_BYTES]
-    held_at = await browser.first_held(query.snapshot, row_before(bound[:ROW_ID_BYTES]), last)
+    last = max(page.entries[0].id, page.entries[-1].id)[:LOG_KEY_BYTES]
+    held_at = await browser.first_held(query.snapshot, log_key_before(bound[:LOG_KEY_BYTES]), last)
     return page._replace(entries=[_as_held(entry, held_at) for entry in page.entries])
 
 
@@ -158,9 +158,9 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPa
     return EntryPage(entries, None)
 
 
-def _as_held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
+def _as_held(entry: BrowseEntry, held_at: LogKey | None) -> BrowseEntry:
     """Return ``entry`` as it is for a consumer that is held at a row."""
-    if held_at is None or entry.id[:ROW_ID_BYTES] < held_at:
+    if held_at is None or entry.id[:LOG_KEY_BYTES] < held_at:
         return entry
     return entry._replace(consumable=False)
 
@@ -168,7 +168,7 @@ def _as_held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
 def _message_id(value: MessageId | int | None, absent: MessageId) -> MessageId:
     if value is None:
         return absent
-    return first_row_at(value) + ROW_ID_MIN if isinstance(value, int) else value
+    return first_log_key_at(value) + LOG_KEY_MIN if isinstance(value, int) else value
 
 
 class _Browser:
@@ -197,9 +197,9 @@ class _Browser:
         """Yield the entries in ``[low, high)``, in the requested order."""
         if self._low >= self._high:
             return
-        first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
+        first, last = self._low[:LOG_KEY_BYTES], min(self._high[:LOG_KEY_BYTES], LOG_KEY_MAX)
         log = LogId(self._topic.id, self._topic.generation)
-        reader = self._around.logs.reader(log, row_before(first), last)
+        reader = self._around.logs.reader(log, log_key_before(first), last)
         async with aclosing(self._entries_of(reader)) as entries:
             async for stored in entries:
                 places = self._places(stored, first, last)
@@ -231,7 +231,7 @@ class _Browser:
                 found.clear()
                 self._hold.give(budget.BudgetKind.REPLY_BYTES, read)
 
-    def _places(self, entry: Entry, first: RowId, last: RowId) -> range:
+    def _places(self, entry: Entry, first: LogKey, last: LogKey) -> range:
         """Return the places of an entry's messages in ``[first, last]``, in the requested order."""
         self._around.gaps.note(self._topic.id, entry)
         places = range(entry.place_at(first), entry.place_after(last))
@@ -243,7 +243,7 @@ class _Browser:
         """Yield one message, or a reference and the payloads that it stands for."""
         row = stored.id(place)
         payload = None if stored.is_reference else stored.payload_view(place)
-        own = self._entry(stored, row, ROW_ID_MIN, payload, stored.lifetime_ms)
+        own = self._entry(stored, row, LOG_KEY_MIN, payload, stored.lifetime_ms)
         if own is None:
             return  # A reference expires with all the messages that it shows.
         if payload is not None:
@@ -258,7 +258,7 @@ class _Browser:
             yield own
 
     async def _expand_reference(
-        self, reference: Entry, row: RowId
+        self, reference: Entry, row: LogKey
     ) -> AsyncGenerator[BrowseEntry, None]:
         assert reference.number is not None
         after, through = self._payload_bounds(row)
@@ -266,7 +266,7 @@ class _Browser:
         async with aclosing(self._payload_entries(reader)) as entries:
             async for stored in entries:
                 life_ms = shorter(reference.lifetime_ms, stored.lifetime_ms)
-                places = self._places(stored, row_after(after), through)
+                places = self._places(stored, log_key_after(after), through)
                 attributes = _attributes_in(stored, places)
                 for place in places:
                     entry = self._entry(
@@ -298,19 +298,19 @@ class _Browser:
             await self._pace.pause()
             yield
 
-    def _payload_bounds(self, row: RowId) -> tuple[RowId, RowId]:
-        after, through = ROW_ID_MIN, ROW_ID_MAX
-        if row == self._low[:ROW_ID_BYTES]:
-            after = row_before(self._low[ROW_ID_BYTES:])
-        if row == self._high[:ROW_ID_BYTES]:
-            through = row_before(self._high[ROW_ID_BYTES:])
+    def _payload_bounds(self, row: LogKey) -> tuple[LogKey, LogKey]:
+        after, through = LOG_KEY_MIN, LOG_KEY_MAX
+        if row == self._low[:LOG_KEY_BYTES]:
+            after = log_key_before(self._low[LOG_KEY_BYTES:])
+        if row == self._high[:LOG_KEY_BYTES]:
+            through = log_key_before(self._high[LOG_KEY_BYTES:])
         return after, through
 
     def _entry(
         self,
         stored: Entry,
-        row: RowId,
-        payload_row: RowId,
+        row: LogKey,
+        payload_log_key: LogKey,
         payload: memoryview | None,
         lifetime_ms: int | None,
     ) -> BrowseEntry | None:
@@ -319,9 +319,9 @@ class _Browser:
         is_rolled_back = stored.is_rolled_back(row)
         size = 0 if payload is None else len(payload)
         return BrowseEntry(
-            row + payload_row,
+            row + payload_log_key,
             self._shown_part(payload),
-            _kind(payload_row, payload),
+            _kind(payload_log_key, payload),
             _transaction_state(stored.pointer, is_rolled_back),
             stored.pointer,
             expires_at_ms(row, lifetime_ms, self._topic.ttl_ms),
@@ -342,15 +342,15 @@ class _Browser:
             return None
         return not is_rolled_back and judge(pointer, snapshot) is FetchAction.TAKE
 
-    async def first_held(self, snapshot: Snapshot, after: RowId, through: RowId) -> RowId | None:
+    async def first_held(self, snapshot: Snapshot, after: LogKey, through: LogKey) -> LogKey | None:
         """Return the message in ``(after, through]`` at which a consumer with this snapshot is held.
 
         The first open transaction behind the consumer's own beginning holds it, wherever the page lies. A
         transaction publishes only after its begin, and its pointer tells when it began.
         """
         begun_ms = oldest_held(snapshot) // POINTERS_PER_MS
-        first = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
-        after = max(after, row_before(first))
+        first = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
+        after = max(after, log_key_before(first))
         log = LogId(self._topic.id, self._topic.generation)
         reader = self._around.logs.reader(log, after, through)
         while not reader.ended:
@@ -372,10 +372,10 @@ def _attributes_in(entry: Entry, places: range) -> dict[int, bytes]:
     return dict(entry.attributes(min(places), max(places) + 1)) if places else {}
 
 
-def _kind(payload_row: RowId, payload: memoryview | None) -> PayloadKind:
+def _kind(payload_log_key: LogKey, payload: memoryview | None) -> PayloadKind:
     if payload is None:
         return PayloadKind.REFERENCE
-    return PayloadKind.INLINE if payload_row == ROW_ID_MIN else PayloadKind.STORED
+    return PayloadKind.INLINE if payload_log_key == LOG_KEY_MIN else PayloadKind.STORED
 
 
 def _transaction_state(pointer: int | None, is_rolled_back: bool) -> TransactionState:

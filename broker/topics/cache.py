@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Final, cast
 
 from broker.long_work import soon
-from broker.model import ROW_ID_MIN, RowId, row_before
+from broker.model import LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage.entry import Entry, merged
 from broker.storage.page_entries import joined
 
@@ -43,7 +43,7 @@ class Slot:
         self.bytes = SLOT_BYTES + entry.size
 
     @property
-    def last(self) -> RowId:
+    def last(self) -> LogKey:
         """Return the last id in it."""
         return self.lasts[-1]
 
@@ -63,7 +63,7 @@ class Slot:
         self.bytes += entry.size
         return entry.size
 
-    def behind(self, after: RowId) -> Sequence[Entry]:
+    def behind(self, after: LogKey) -> Sequence[Entry]:
         """Return the entries with messages behind an id."""
         place = bisect_right(self.lasts, after)
         if len(self.entries) - place > APART_MAX:
@@ -72,7 +72,7 @@ class Slot:
             return self.entries
         return self.entries[place:]
 
-    def mark_rolled_back(self, first: RowId, last: RowId, pointer: int) -> None:
+    def mark_rolled_back(self, first: LogKey, last: LogKey, pointer: int) -> None:
         """Note that a transaction's messages in a range were rolled back."""
         entry = self.entries[0]
         if entry.pointer == pointer and entry.first <= last and entry.last >= first:
@@ -136,17 +136,17 @@ class TopicCache:
     The cache has every committed message above the id ``after``.
     """
 
-    def __init__(self, budget: CacheBudget, pointer: RowId) -> None:
+    def __init__(self, budget: CacheBudget, pointer: LogKey) -> None:
         """Start empty at the claim's pointer."""
         self._budget = budget
         self._slots: list[Slot] = []
-        self._firsts: list[RowId] = []
+        self._firsts: list[LogKey] = []
         self._evicted = 0
         """The number of evicted slots at the left that are still in the lists."""
         self._closed = False
         self.after = pointer
         self.pointer = pointer
-        self.floor = ROW_ID_MIN
+        self.floor = LOG_KEY_MIN
         """Readers get nothing below this id, as with storage."""
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -189,19 +189,19 @@ class TopicCache:
         self._slots, self._firsts, self._evicted = [], [], 0
         self.after = self.pointer
 
-    def covers(self, after: RowId, through: RowId | None) -> bool:
+    def covers(self, after: LogKey, through: LogKey | None) -> bool:
         """Return whether every committed message in ``(after, through]`` is here; None: up to the newest.
 
         Storage may be ahead by a batch that is committed and not yet added here.
         """
         return after >= self.after and (through is None or through <= self.pointer)
 
-    def entries(self, after: RowId, through: RowId) -> Iterator[Entry]:
+    def entries(self, after: LogKey, through: LogKey) -> Iterator[Entry]:
         """Yield the entries with messages in ``(after, through]``, in order.
 
         The caller takes each entry before its next await, because slots may be evicted meanwhile.
         """
-        after = max(after, row_before(self.floor))
+        after = max(after, log_key_before(self.floor))
         place = max(bisect_left(self._firsts, after, self._evicted) - 1, self._evicted)
         while place < len(self._slots):
             slot = self._slots[place]
@@ -213,17 +213,19 @@ class TopicCache:
                 yield entry
             place += 1
 
-    def mark_rolled_back(self, first: RowId, last: RowId, pointer: int) -> Iterator[None]:
+    def mark_rolled_back(self, first: LogKey, last: LogKey, pointer: int) -> Iterator[None]:
         """Mark messages as rolled back, after storage did; each step handles some slots.
 
         Slots may come and go between the steps.
         """
-        following: RowId | None = first
+        following: LogKey | None = first
         while following is not None:
             following = self._mark_some(following, (first, last), pointer)
             yield
 
-    def _mark_some(self, start: RowId, rolled: tuple[RowId, RowId], pointer: int) -> RowId | None:
+    def _mark_some(
+        self, start: LogKey, rolled: tuple[LogKey, LogKey], pointer: int
+    ) -> LogKey | None:
         """Mark messages from ``start`` on; return the id where this stopped, None if nothing is left."""
         first, last = rolled
         place = max(bisect_right(self._firsts, start, self._evicted) - 1, self._evicted)

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from broker.errors import IdempotencyKeyReused
-from broker.model import RowId
+from broker.model import LogKey
 from broker.topics.effects import POINTER_BYTES, decode_pointer, refuse_other
 
 KEY_HASH_BYTES = 16
@@ -32,8 +32,8 @@ EXPIRED_AT_ONCE: Final = 16
 class KeyedOutcome:
     """The outcome of a keyed request: its first and last row, and the hash of its body with its write pointer."""
 
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
     body_hash: bytes
 
     @property
@@ -100,7 +100,7 @@ class KeyBudget:
 class AnsweredKeys:
     """The keys answered under one hold, bounded in number."""
 
-    def __init__(self, *, pointer: RowId, keys_max: int, budget: KeyBudget | None = None) -> None:
+    def __init__(self, *, pointer: LogKey, keys_max: int, budget: KeyBudget | None = None) -> None:
         """Start with nothing known; ``pointer`` is the end of the log at the claim."""
         self._keys_max = keys_max
         self._budget = budget or KeyBudget(keys_max * KEY_BYTES)
@@ -108,16 +108,16 @@ class AnsweredKeys:
         self._closed = False
         self._answers: OrderedDict[bytes, KeyedOutcome] = OrderedDict()
 
-    def get(self, key: bytes, passed: RowId) -> KeyedOutcome | None:
+    def get(self, key: bytes, passed: LogKey) -> KeyedOutcome | None:
         """Return the remembered answer to a key, if it still counts."""
         found = self._answers.get(key)
         return found if found is not None and found.first >= passed else None
 
-    def must_look_up(self, passed: RowId) -> bool:
+    def must_look_up(self, passed: LogKey) -> bool:
         """Return whether storage may have a key that ``get`` does not know, and that counts."""
         return passed <= self._complete_after
 
-    def put(self, key: bytes, answer: KeyedOutcome, passed: RowId) -> None:
+    def put(self, key: bytes, answer: KeyedOutcome, passed: LogKey) -> None:
         """Remember an answer, and forget some that count no more; the oldest if there are too many."""
         if self._closed:
             return
@@ -139,7 +139,7 @@ class AnsweredKeys:
         self._complete_after = max(self._complete_after, oldest.first)
         return True
 
-    def expire(self, passed: RowId) -> Iterator[None]:
+    def expire(self, passed: LogKey) -> Iterator[None]:
         """Forget the answers that count no more. Each step forgets one; others may come between."""
         while self._answers and next(iter(self._answers.values())).first < passed:
             self._answers.popitem(last=False)

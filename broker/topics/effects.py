@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker.errors import AlreadyPublished
-from broker.model import ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_MIN, LogKey
 from broker.storage.hold import LogHold
 
 POINTER_BYTES: Final = 8
@@ -43,7 +43,7 @@ def refuse_other(what: str, theirs: int | None, mine: int | None, ids: str = "")
 
 
 async def refuse_rolled_back(
-    hold: LogHold, what: str, pointer: int | None, first: RowId, last: RowId, ids: str = ""
+    hold: LogHold, what: str, pointer: int | None, first: LogKey, last: LogKey, ids: str = ""
 ) -> None:
     """Refuse a repetition of ``what`` if any message of ``pointer`` in ``[first, last]`` was rolled back.
 
@@ -67,10 +67,10 @@ def rolled_back(what: str, pointer: int | None, ids: str) -> AlreadyPublished:
     )
 
 
-def named(first: RowId, last: RowId) -> str:
+def named(first: LogKey, last: LogKey) -> str:
     """Return the words that name the messages of a request in an error."""
     return f", as messages {_hex(first)} to {_hex(last)}"
 
 
-def _hex(row: RowId) -> str:
-    return (row + ROW_ID_MIN).hex()
+def _hex(row: LogKey) -> str:
+    return (row + LOG_KEY_MIN).hex()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.model import (
+    LOG_KEY_MIN,
     POINTER_MAX,
     POINTERS_PER_MS,
-    ROW_ID_MIN,
-    RowId,
+    LogKey,
     Topic,
-    first_row_at,
+    first_log_key_at,
     timestamp_of,
 )
 from broker.storage.head import Head
@@ -18,9 +18,9 @@ from broker.storage.root import Root, RootState
 from broker.topics import stages
 
 
-def floor_of(topic: Topic, now_ms: int, margin_ms: int) -> RowId:
+def floor_of(topic: Topic, now_ms: int, margin_ms: int) -> LogKey:
     """Return the least id that may still be read, less a margin. Purged messages need no margin."""
-    return first_row_at(max(now_ms - topic.ttl_ms - margin_ms, topic.purged_ms))
+    return first_log_key_at(max(now_ms - topic.ttl_ms - margin_ms, topic.purged_ms))
 
 
 def due_through(topic: Topic, *, now_ms: int, lives: PayloadLifetimes) -> int:
@@ -55,14 +55,14 @@ def may_drop(
     """Return whether a payload log's messages can never be shown again."""
     if number < 0 and root.state is RootState.OPEN:
         return now_ms > lives.end_ms(number)
-    stored = tail.pointer if tail is not None else ROW_ID_MIN
+    stored = tail.pointer if tail is not None else LOG_KEY_MIN
     last_ms = timestamp_of(max(stored, root.at, root.reference))
     life_ms = lives.stage_ms if number < 0 else lives.transaction_ms
     return now_ms > last_ms + life_ms + topic.ttl_ms + lives.margin_ms
 
 
 def may_forget(
-    root: Root, number: int, *, floor: RowId, now_ms: int, lives: PayloadLifetimes
+    root: Root, number: int, *, floor: LogKey, now_ms: int, lives: PayloadLifetimes
 ) -> bool:
     """Return whether no request can ask for a dropped payload log any more, and none is in flight.
 
@@ -71,4 +71,4 @@ def may_forget(
     """
     referred = max(root.reference, root.at)
     is_quiet = now_ms > max(root.dropped_ms + lives.margin_ms, lives.end_ms(number))
-    return is_quiet and (referred < floor or referred == ROW_ID_MIN)
+    return is_quiet and (referred < floor or referred == LOG_KEY_MIN)

@@ -1,6 +1,6 @@
 """Decide which messages a consumer receives: the rules of consuming, as pure functions.
 
-A message's id has 20 bytes: the row id of its message row, and the row id of its payload row or zero. The order of
+A message's id has 20 bytes: its key in the message log, and its key in the payload log or zero. The order of
 ids is the order of the topic. So a resume point needs no state and no special case: a consumer that names an id
 receives the messages above it (or at it, if inclusive), whether or not a message has this id::
 
@@ -22,17 +22,17 @@ import enum
 from typing import NamedTuple
 
 from broker.model import (
+    LOG_KEY_BYTES,
+    LOG_KEY_MIN,
     MESSAGE_ID_BYTES,
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
+    LogKey,
     MessageId,
     Poll,
-    RowId,
     Snapshot,
     Topic,
-    first_row_at,
-    row_after,
-    row_before,
+    first_log_key_at,
+    log_key_after,
+    log_key_before,
     timestamp_of,
 )
 
@@ -52,37 +52,39 @@ class FetchStart(NamedTuple):
     ``payload_after`` count, and an inline message counts only if ``inline``.
     """
 
-    after: RowId
-    row: RowId | None = None
-    payload_after: RowId = ROW_ID_MIN
+    after: LogKey
+    row: LogKey | None = None
+    payload_after: LogKey = LOG_KEY_MIN
     inline: bool = True
 
 
-def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> RowId:
-    """Return the least row id that is neither expired nor purged. A message as old as its ttl still lives.
+def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> LogKey:
+    """Return the least log key that is neither expired nor purged. A message as old as its ttl still lives.
 
     ``lifetime_ms`` is that of messages with a lifetime of their own; the topic's ttl bounds it.
     """
     life_ms = topic.ttl_ms if lifetime_ms is None else min(lifetime_ms, topic.ttl_ms)
-    return first_row_at(max(now_ms - life_ms, topic.purged_ms))
+    return first_log_key_at(max(now_ms - life_ms, topic.purged_ms))
 
 
-def start_of(poll: Poll, bound: RowId) -> FetchStart:
+def start_of(poll: Poll, bound: LogKey) -> FetchStart:
     """Return the place where a poll begins, given the oldest live row."""
     if poll.start is None:
-        return FetchStart(row_before(bound))
+        return FetchStart(log_key_before(bound))
     if isinstance(poll.start, int):
-        return FetchStart(row_before(max(bound, first_row_at(poll.start))))
+        return FetchStart(log_key_before(max(bound, first_log_key_at(poll.start))))
     return after_id(poll.start[:MESSAGE_ID_BYTES], poll.inclusive, bound)
 
 
-def after_id(identifier: MessageId, inclusive: bool, bound: RowId) -> FetchStart:
+def after_id(identifier: MessageId, inclusive: bool, bound: LogKey) -> FetchStart:
     """Return the start above a message id, or at it if ``inclusive``."""
-    row, payload = identifier[:ROW_ID_BYTES], identifier[ROW_ID_BYTES:]
+    row, payload = identifier[:LOG_KEY_BYTES], identifier[LOG_KEY_BYTES:]
     if timestamp_of(row) < timestamp_of(bound):
-        return FetchStart(row_before(bound))
-    inline = inclusive and payload == ROW_ID_MIN
-    return FetchStart(row_before(row), row, row_before(payload) if inclusive else payload, inline)
+        return FetchStart(log_key_before(bound))
+    inline = inclusive and payload == LOG_KEY_MIN
+    return FetchStart(
+        log_key_before(row), row, log_key_before(payload) if inclusive else payload, inline
+    )
 
 
 def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
@@ -93,9 +95,9 @@ def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
     """
     if after is None:
         return Poll(snapshot=snapshot)
-    if after[ROW_ID_BYTES:] != ROW_ID_MIN:
+    if after[LOG_KEY_BYTES:] != LOG_KEY_MIN:
         return Poll(after, inclusive=False, snapshot=snapshot)
-    return Poll(row_after(after[:ROW_ID_BYTES]) + ROW_ID_MIN, snapshot=snapshot)
+    return Poll(log_key_after(after[:LOG_KEY_BYTES]) + LOG_KEY_MIN, snapshot=snapshot)
 
 
 def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
@@ -114,12 +116,12 @@ def oldest_held(snapshot: Snapshot) -> int:
     return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # in_progress ascends.
 
 
-def lives(topic: Topic, row: RowId, lifetime_ms: int | None, now_ms: int) -> bool:
+def lives(topic: Topic, row: LogKey, lifetime_ms: int | None, now_ms: int) -> bool:
     """Return whether a message published at ``row``, perhaps with a lifetime of its own, still lives."""
     return row >= oldest_live(topic, now_ms, lifetime_ms)
 
 
-def expires_at_ms(row: RowId, lifetime_ms: int | None, ttl_ms: int) -> int:
+def expires_at_ms(row: LogKey, lifetime_ms: int | None, ttl_ms: int) -> int:
     """Return the last ms at which a message published at ``row`` lives."""
     life_ms = ttl_ms if lifetime_ms is None else min(lifetime_ms, ttl_ms)
     return timestamp_of(row) + life_ms

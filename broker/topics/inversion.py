@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from broker import logs
 from broker.errors import BrokerError, TopicNotFound, Unavailable
 from broker.long_work import Pace
-from broker.model import RowId, Snapshot, Topic, TopicId
+from broker.model import LogKey, Snapshot, Topic, TopicId
 from broker.storage.head import Head
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
@@ -46,7 +46,7 @@ class _KnownPointers(NamedTuple):
     """The pointers of those sealed pages of a topic that this node has read."""
 
     generation: int
-    pages: dict[RowId, Pointers]
+    pages: dict[LogKey, Pointers]
 
 
 class Inverting:
@@ -174,7 +174,7 @@ class Inverting:
         return before._replace(start=start or later, high=high, through=through), len(inverted)
 
     async def _invert_page(
-        self, leader: TopicLeader, page: RowId, head: Head, work: SettlingWork
+        self, leader: TopicLeader, page: LogKey, head: Head, work: SettlingWork
     ) -> tuple[Pointers, frozenset[int]]:
         """Roll back in one page, if it can have such messages; return its pointers, and those rolled back."""
         known = self._known_pages_of(leader)
@@ -199,7 +199,7 @@ class Inverting:
             known = self._known[topic.id] = _KnownPointers(topic.generation, {})
         return known
 
-    def _forget_below(self, floor: RowId, topic: Topic) -> None:
+    def _forget_below(self, floor: LogKey, topic: Topic) -> None:
         """Forget the pages below a topic's floor: they are gone."""
         pages = self._known[topic.id].pages if topic.id in self._known else {}
         gone = list(takewhile(lambda page: page < floor, pages))

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside, run_paced, soon
-from broker.model import ROW_ID_MIN, PublishRequest, RowId
+from broker.model import LOG_KEY_MIN, LogKey, PublishRequest
 from broker.shield import begin, result_of
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_request, key_hash
@@ -61,11 +61,11 @@ class KeyedLog:
         """Forget all answers from now on; each step frees one."""
         return self._answered.close()
 
-    def has_passed(self, first: RowId) -> bool:
+    def has_passed(self, first: LogKey) -> bool:
         """Return whether the key of a request whose first message has this id counts no more."""
         return first < self._passed()
 
-    def _passed(self) -> RowId:
+    def _passed(self) -> LogKey:
         return self.window.passed_before(self.window.window_ms)
 
     def write(self, write: Write) -> asyncio.Future[PublishedIds]:
@@ -101,7 +101,7 @@ class KeyedLog:
             joined = await joined_in_time(self._clock, options.deadline, self._under_way[hashed][1])
             return joined._replace(replayed=True)
         mark = (hashed, body_hash)
-        before = PublishedIds(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
+        before = PublishedIds(LOG_KEY_MIN, LOG_KEY_MIN, pointer, replayed=True, messages=messages)
         answering = self._answer_once(mark, before, work, options)
         self._under_way[hashed] = body_hash, begin(answering, lambda: self._under_way.pop(hashed))
         return await result_of(self._under_way[hashed][1])

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.long_work import run_paced
-from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
+from broker.model import LOG_KEY_MIN, LogKey, PublishRequest, RollbackRange, Topic
 from broker.shield import to_its_end
 from broker.storage import sweep
 from broker.storage.hold import LogHold, PageInversion
@@ -67,7 +67,7 @@ class TopicLeader:
         # Before a generation's first commit the log is empty, so the cache misses nothing.
         is_new = not hold.head.total and not hold.head.cells
         self._claimed_at = hold.pointer
-        self.cache = TopicCache(around.cache, ROW_ID_MIN if is_new else hold.pointer)
+        self.cache = TopicCache(around.cache, LOG_KEY_MIN if is_new else hold.pointer)
         self.cache.pointer = hold.pointer
         self.cache.floor = hold.root.floor
         self.writer = LogWriter(
@@ -79,7 +79,7 @@ class TopicLeader:
         self._changing: set[asyncio.Task[None]] = set()
         self._refused_below: Callable[[], Awaitable[int]] | None = refused_below
 
-    def producers_passed(self, margin_ms: int = 0) -> RowId:
+    def producers_passed(self, margin_ms: int = 0) -> LogKey:
         """Return the id below which no mark of a silent producer counts, a margin included."""
         life_ms = self.topic.ttl_ms + PRODUCER_LIFE_MS + margin_ms
         return self.messages.window.passed_before(life_ms)
@@ -191,7 +191,7 @@ class TopicLeader:
         """
         await to_its_end(self._rollback(*rollback), self._changing)
 
-    async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
+    async def _rollback(self, pointer: int, first: LogKey, last: LogKey) -> None:
         await self.guarded(self.hold.rollback(pointer, first, last))
         await run_paced(self.cache.mark_rolled_back(first, last, pointer))
         self._notify()
@@ -213,7 +213,7 @@ class TopicLeader:
 
     # Retention.
 
-    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> PageInversion:
+    async def invert(self, page: LogKey, is_invalid: Callable[[int], bool]) -> PageInversion:
         """Roll back all messages of invalid transactions in a page. Raises as LogHold.invert does."""
         found = await self.guarded(self.hold.invert(page, is_invalid))
         for pointer in found.inverted:
@@ -222,7 +222,7 @@ class TopicLeader:
             self._notify()
         return found
 
-    async def raise_floor(self, bound: RowId) -> None:
+    async def raise_floor(self, bound: LogKey) -> None:
         """Raise the floor to the page that holds the first id at or above ``bound``."""
         await self.guarded(sweep.raise_floor(self.hold, bound))
         self.cache.floor = self.hold.root.floor

@@ -15,27 +15,27 @@ next claim.
 from __future__ import annotations
 
 from broker.clock import Clock
-from broker.model import ROW_ID_MIN, RowId, first_row_at, row_after
+from broker.model import LOG_KEY_MIN, LogKey, first_log_key_at, log_key_after
 
 
 class MarkWindow:
     """Judges the marks of one log while one hold lasts."""
 
-    def __init__(self, clock: Clock, pointer: RowId, window_ms: int) -> None:
+    def __init__(self, clock: Clock, pointer: LogKey, window_ms: int) -> None:
         """Begin at the claim of a log that ends at ``pointer``. ``window_ms`` is the window of keys."""
         self.window_ms = window_ms
         self.clock = clock
-        self._claimed_end = row_after(pointer)
+        self._claimed_end = log_key_after(pointer)
         self._claimed_ms = clock.now_ms()
         self._claimed_boot_ms = clock.monotonic() * 1000
 
-    def passed_before(self, life_ms: float) -> RowId:
+    def passed_before(self, life_ms: float) -> LogKey:
         """Return the id below which no mark counts any more that lives for ``life_ms``."""
         since_claim_ms = self.clock.monotonic() * 1000 - self._claimed_boot_ms
         if since_claim_ms <= min(life_ms, self.window_ms):
-            return ROW_ID_MIN
+            return LOG_KEY_MIN
         now_ms = self.clock.patient_ms(life_ms)
-        bound = first_row_at(max(int(now_ms - life_ms), 0))
+        bound = first_log_key_at(max(int(now_ms - life_ms), 0))
         if since_claim_ms > life_ms and now_ms - self._claimed_ms > life_ms:
             return max(bound, self._claimed_end)
         return bound

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from broker.model import RowId, ShownMessage, ViewedMessage
+from broker.model import LogKey, ShownMessage, ViewedMessage
 from broker.storage.entry import Entry
 from broker.wire import attributes, messages
 from broker.wire.blocks import PollDecoder
 from broker.wire.varint import encode_long
 
-Run = tuple[Entry, int, int, RowId | None]
+Run = tuple[Entry, int, int, LogKey | None]
 """An entry, the places ``first`` and ``stop`` (exclusive), and for a payload log the row of its reference."""
 
 PIECE_BYTES_MAX: Final = 256 * 1024

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from broker.errors import Unavailable
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, Topic
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, Topic
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
@@ -31,13 +31,13 @@ class PayloadReader:
         around: Surroundings,
         topic: Topic,
         number: int,
-        after: RowId = ROW_ID_MIN,
-        through: RowId | None = None,
+        after: LogKey = LOG_KEY_MIN,
+        through: LogKey | None = None,
     ) -> None:
         """Begin behind ``after``."""
         self.taken = after
         """The last message that the caller has taken. The reader may return the entry of this message again."""
-        self.ended = after >= (ROW_ID_MAX if through is None else through)
+        self.ended = after >= (LOG_KEY_MAX if through is None else through)
         self._around = around
         self._number = number
         self._log = LogId(topic.id, topic.generation, number)

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from broker.clock import Clock
 from broker.errors import AlreadyPublished
 from broker.long_work import soon
-from broker.model import ROW_ID_MIN, RowId, first_row_at, timestamp_of
+from broker.model import LOG_KEY_MIN, LogKey, first_log_key_at, timestamp_of
 from broker.shield import to_its_end
 from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
@@ -61,7 +61,7 @@ class Producers:
     """The last numbers of the producers of one topic, while one hold lasts."""
 
     def __init__(
-        self, clock: Clock, hold: LogHold, passed: Callable[[], RowId], budget: KeyBudget
+        self, clock: Clock, hold: LogHold, passed: Callable[[], LogKey], budget: KeyBudget
     ) -> None:
         """Begin without a known producer. ``passed`` returns the id below which no producer's mark counts.
 
@@ -158,7 +158,7 @@ class Producers:
         is_last = producer.number == run.number
         told = named(ids.first, ids.last) if is_last else ""
         refuse_other(what, run.pointer, mine, told)
-        first = ids.first if is_last else first_row_at(run.since_ms)
+        first = ids.first if is_last else first_log_key_at(run.since_ms)
         await refuse_rolled_back(self._hold, what, mine, first, ids.last, told)
 
     async def _last(self, hashed: bytes) -> _Last | None:
@@ -210,4 +210,4 @@ def _duplicate(number: int, pointer: int | None, last: _Last) -> PublishedIds:
     """Return the answer to a duplicate. It has ids only for the last number: those of lower numbers are forgotten."""
     if number == last.run.number:
         return last.ids._replace(pointer=pointer, replayed=True)
-    return PublishedIds(ROW_ID_MIN, ROW_ID_MIN, replayed=True)
+    return PublishedIds(LOG_KEY_MIN, LOG_KEY_MIN, replayed=True)

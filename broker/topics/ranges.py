@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from broker.model import RowId, Topic, row_before
+from broker.model import LogKey, Topic, log_key_before
 from broker.operations.parameters import AMOUNT_MAX
 from broker.storage.gaps import Gap, decode_gaps, gaps_key
 from broker.storage.keys import LogId
@@ -35,8 +35,8 @@ class RangeQuery(NamedTuple):
     is divided into about equal ``parts``. ``generation`` is that of the bounds; None: any.
     """
 
-    after: RowId | None = None
-    through: RowId | None = None
+    after: LogKey | None = None
+    through: LogKey | None = None
     messages_max: int = AMOUNT_MAX
     bytes_max: int = AMOUNT_MAX
     parts: int = 1
@@ -51,14 +51,14 @@ class Range(NamedTuple):
     any more: they have expired, or a repair of the store did not find them.
     """
 
-    earliest: RowId
-    latest: RowId
-    after: RowId
-    through: RowId
+    earliest: LogKey
+    latest: LogKey
+    after: LogKey
+    through: LogKey
     messages: int
     bytes: int
     lost: int
-    ends: list[RowId]
+    ends: list[LogKey]
     generation: int
 
 
@@ -67,7 +67,7 @@ class Unread(NamedTuple):
 
     messages: int
     lost: int
-    oldest: RowId | None
+    oldest: LogKey | None
 
 
 class _KnownNumbering:
@@ -102,7 +102,7 @@ class TopicNumberings:
             finally:
                 self._count(known)
 
-    async def behind(self, topic: Topic, row: RowId) -> int:
+    async def behind(self, topic: Topic, row: LogKey) -> int:
         """Return the number of messages published behind an id. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
@@ -113,7 +113,7 @@ class TopicNumberings:
             finally:
                 self._count(known)
 
-    async def unread(self, topic: Topic, after: RowId | None) -> Unread:
+    async def unread(self, topic: Topic, after: LogKey | None) -> Unread:
         """Return the messages behind an id, or all messages for None. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
@@ -156,7 +156,7 @@ class TopicNumberings:
     async def _range(self, topic: Topic, query: RangeQuery, known: _KnownNumbering) -> Range:
         numbering = known.numbering
         now_ms = self._around.clock.now_ms()
-        bound = max(numbering.floor, row_before(oldest_live(topic, now_ms)))
+        bound = max(numbering.floor, log_key_before(oldest_live(topic, now_ms)))
         bound = min(bound, numbering.tail)
         after = bound if query.after is None else query.after
         begin = max(after, bound)
@@ -187,16 +187,16 @@ class TopicNumberings:
     @staticmethod
     async def _ends(
         numbering: Numbering,
-        begin: RowId,
-        through: RowId,
+        begin: LogKey,
+        through: LogKey,
         parts: int,
         start: LogCount,
         stop: LogCount,
-    ) -> list[RowId]:
+    ) -> list[LogKey]:
         """Return the last ids of parts with about the same number of messages; a small range has fewer parts."""
         if through <= begin:
             return []
-        ends: list[RowId] = []
+        ends: list[LogKey] = []
         is_long = numbering.pages_between(begin, through) >= PAGES_A_PART * parts
         for part in range(1, parts):
             wanted = start.messages + (stop.messages - start.messages) * part // parts

@@ -3,7 +3,7 @@
 One reference stands for one payload log: that of a transaction, or a stage. A request may publish several references,
 in its order, in one append. Their messages become visible together. There are three steps::
 
-    open ──seal──▶ sealed(at) ──append the references──▶ (committed) ──▶ published(row id), lazily
+    open ──seal──▶ sealed(at) ──append the references──▶ (committed) ──▶ published(log key), lazily
 
 The log is closed first, so that a reader of its reference sees a log that grows no more. A second publish of the same
 logs finds them *published*, and returns the same answer as the first. After a crash between the steps it finds them
@@ -27,15 +27,15 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
-from broker.model import RowId, row_after
+from broker.model import LogKey, log_key_after
 from broker.shield import begin, result_within
 from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
 from broker.topics import stages
 from broker.topics.effects import named, refuse_other, rolled_back
-from broker.topics.ids import is_run
 from broker.topics.keyed_log import KeyedLog
+from broker.topics.log_keys import is_run
 from broker.topics.overdue import in_time, joined_in_time
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
@@ -160,10 +160,10 @@ class References:
         life_ms = self._around.settings.stage_life_s * 1000
         return stages.is_over(stage, self._around.clock.now_ms(), life_ms)
 
-    async def _find_published(self, numbers: Numbers, sealed: Sequence[Sealed]) -> Sequence[RowId]:
+    async def _find_published(self, numbers: Numbers, sealed: Sequence[Sealed]) -> Sequence[LogKey]:
         """Return the rows of the references if they were published before, else an empty list."""
-        found: dict[int, RowId] = {}
-        in_doubt: dict[int, RowId] = {}
+        found: dict[int, LogKey] = {}
+        in_doubt: dict[int, LogKey] = {}
         for number, each in zip(numbers, sealed, strict=True):
             root = each.root
             if root.state is RootState.DROPPED:
@@ -195,7 +195,7 @@ class References:
                 raise rolled_back(name_of(number), theirs, named(row, row))
 
     async def _check_effects(
-        self, numbers: Numbers, rows: Sequence[RowId], pointer: int | None
+        self, numbers: Numbers, rows: Sequence[LogKey], pointer: int | None
     ) -> None:
         """Raise AlreadyPublished if a reference belongs to another transaction, or was rolled back (rule 9).
 
@@ -208,7 +208,7 @@ class References:
             if is_rolled_back:
                 raise rolled_back(what, theirs, ids)
 
-    async def _find_references(self, wanted: dict[int, RowId]) -> dict[int, RowId]:
+    async def _find_references(self, wanted: dict[int, LogKey]) -> dict[int, LogKey]:
         """Search for references that a crash left without notes, behind the topic's pointer when they were sealed.
 
         Raises:
@@ -216,25 +216,25 @@ class References:
         """
         hold, at = self._hold, min(wanted.values())
         through = hold.pointer
-        found: dict[int, RowId] = {}
-        for page, head in await hold.chain(row_after(at), through):
+        found: dict[int, LogKey] = {}
+        for page, head in await hold.chain(log_key_after(at), through):
             reader = self._around.logs.reader(hold.log, at, through)
             for entry in await reader.page_entries(page, head):
                 if entry.is_reference and entry.number in wanted:
                     found.setdefault(entry.number, entry.first)
             if len(found) == len(wanted):
                 return found
-        if hold.root.floor > row_after(at):  # It may have risen during the search.
+        if hold.root.floor > log_key_after(at):  # It may have risen during the search.
             raise OutcomeUnknown("It can't be known any more whether the payloads were published.")
         return found
 
-    def _note_later(self, numbers: Numbers, rows: Sequence[RowId]) -> None:
+    def _note_later(self, numbers: Numbers, rows: Sequence[LogKey]) -> None:
         # The note only saves a search: without it, a second publish searches for the reference.
         task = asyncio.ensure_future(self._note(dict(zip(numbers, rows, strict=True))))
         self._note_tasks.add(task)
         task.add_done_callback(self._note_tasks.discard)
 
-    async def _note(self, rows: dict[int, RowId]) -> None:
+    async def _note(self, rows: dict[int, LogKey]) -> None:
         async def note(number: int) -> None:
             await self._around.payload_logs.mark_published(self._hold, number, rows[number])
 

@@ -37,7 +37,7 @@ from functools import partial
 from broker.coordination.claims import Written, read_clock
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
 from broker.long_work import Pace
-from broker.model import ROW_ID_MIN, RowId, Topic, TopicId
+from broker.model import LOG_KEY_MIN, LogKey, Topic, TopicId
 from broker.storage import sweep as sweeping
 from broker.storage.head import NO_END
 from broker.storage.keys import LogId
@@ -385,7 +385,7 @@ class Sweeper:
             return
         resolver = self._around.logs.resolver
         for generation in range(self._cleared.get(topic, 1), below):
-            after: RowId | None = ROW_ID_MIN
+            after: LogKey | None = LOG_KEY_MIN
             while after is not None:
                 went, after = await sweeping.clear_generation(
                     resolver, topic, generation, after, self._pages_max

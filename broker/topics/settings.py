@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker.config.sections import Config
-from broker.model import ROW_ID_MIN, PublishRequest, RowId
+from broker.model import LOG_KEY_MIN, LogKey, PublishRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +121,13 @@ def lifetimes_of(request: PublishRequest, options: PublishOptions) -> RequestLif
 class PublishedIds(NamedTuple):
     """The rows of one publish, both ends included.
 
-    The rows are ROW_ID_MIN if they are not known any more. ``replayed``: the key, the producer's number or the
+    The rows are LOG_KEY_MIN if they are not known any more. ``replayed``: the key, the producer's number or the
     stages had this answer already. ``messages``: their number, including those of references; None if not known.
     ``generation`` is that of the topic; 0 until the leader has filled it in.
     """
 
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
     pointer: int | None = None
     replayed: bool = False
     messages: int | None = None
@@ -136,4 +136,4 @@ class PublishedIds(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Return whether the rows of the messages are known."""
-        return self.first != ROW_ID_MIN
+        return self.first != LOG_KEY_MIN

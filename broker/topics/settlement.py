@@ -72,7 +72,7 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from broker.errors import OutcomeUnknown, StorageCorrupt
-from broker.model import POINTERS_PER_MS, ROW_ID_MIN, RowId, Snapshot, TopicId
+from broker.model import LOG_KEY_MIN, POINTERS_PER_MS, LogKey, Snapshot, TopicId
 from broker.storage.head import Head
 from broker.storage.keys import topic_prefix
 from broker.storage.records import RecordStore
@@ -130,9 +130,9 @@ class SettlingRecord(NamedTuple):
     refused: int = 0
     bound: int = 0
     fingerprint: str = ""
-    start: RowId = ROW_ID_MIN
+    start: LogKey = LOG_KEY_MIN
     high: int = 0
-    through: RowId = ROW_ID_MIN
+    through: LogKey = LOG_KEY_MIN
     began_ms: int = 0
 
 
@@ -170,7 +170,7 @@ class SettlingWork(NamedTuple):
     ``goes_on``: the pass before has rolled back all lower invalid pointers.
     """
 
-    start: RowId
+    start: LogKey
     invalid: Sequence[int]
     goes_on: bool
 
@@ -197,7 +197,7 @@ def work_of(
     if not settled:
         return None
     if before is None or not counts(before, generation, view):
-        return SettlingWork(ROW_ID_MIN, settled, goes_on=False)
+        return SettlingWork(LOG_KEY_MIN, settled, goes_on=False)
     new = settled[bisect_left(settled, before.bound) :]
     if not new or 0 <= now_ms - before.began_ms < every_ms:
         return None

@@ -8,12 +8,12 @@ from broker.clock import Clock
 from broker.http.budget import BudgetKind, Hold
 from broker.long_work import Pace
 from broker.model import (
-    ROW_ID_MIN,
+    LOG_KEY_MIN,
+    LogKey,
     MessageId,
-    RowId,
     Topic,
     TopicId,
-    row_before,
+    log_key_before,
 )
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
@@ -128,7 +128,7 @@ async def topic_stats(
     ends = await around.logs.ends(log)
     tail = ends.tail if ends is not None else None
     published = tail.total if tail is not None else 0
-    bound = row_before(oldest_live(topic, now_ms))
+    bound = log_key_before(oldest_live(topic, now_ms))
     reader = around.logs.reader(log, bound)
     counts, pace = _LiveCounts(topic, now_ms), Pace()
     at_once = min(BYTES_AT_ONCE, around.settings.page_bytes_max)
@@ -154,8 +154,8 @@ async def topic_stats(
         messages_exact=whole,
         bytes=size,
         bytes_exact=exact,
-        first=None if counts.first is None else counts.first + ROW_ID_MIN,
-        last=None if last is None else last + ROW_ID_MIN,
+        first=None if counts.first is None else counts.first + LOG_KEY_MIN,
+        last=None if last is None else last + LOG_KEY_MIN,
         publish_per_s=rates.published_per_s,
         poll_per_s=rates.polled_per_s,
         open_payload_logs=await around.payload_logs.count_open(
@@ -185,8 +185,8 @@ class _LiveCounts:
         self._topic = topic
         self._now_ms = now_ms
         self.messages = self.bytes = self.references = self.entries = 0
-        self.first: RowId | None = None
-        self.last: RowId | None = None
+        self.first: LogKey | None = None
+        self.last: LogKey | None = None
 
     def add(self, entry: Entry) -> None:
         first = entry.place_at(oldest_live(self._topic, self._now_ms, entry.lifetime_ms))
@@ -203,7 +203,7 @@ class _LiveCounts:
             self.bytes += entry.payload_bytes(first)
 
 
-async def _last(around: Surroundings, topic: Topic, after: RowId, now_ms: int) -> RowId | None:
+async def _last(around: Surroundings, topic: Topic, after: LogKey, now_ms: int) -> LogKey | None:
     """Return the last live message."""
     reader = around.logs.reader(LogId(topic.id, topic.generation), after)
     while not reader.ended:

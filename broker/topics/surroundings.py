@@ -10,12 +10,12 @@ from broker.clock import Clock
 from broker.coordination.claims import Written
 from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
-from broker.model import RowId
+from broker.model import LogKey
 from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys, KeyBudget
-from broker.topics.ids import RowIds, first_timestamp_ms
+from broker.topics.log_keys import LogKeys, first_timestamp_ms
 from broker.topics.mark_window import MarkWindow
 from broker.topics.open_logs import OpenLogs
 from broker.topics.queue_budget import QueueBudget
@@ -97,22 +97,22 @@ class Surroundings:
         the copies of such a read. In a cluster it is no lock: reads wait for servers, and a server that hangs must
         not block reads from the others."""
 
-    def row_ids(self, pointer_ms: int) -> RowIds:
+    def log_keys(self, pointer_ms: int) -> LogKeys:
         """Return the ids of a log whose pointer has this timestamp."""
         first_ms = first_timestamp_ms(self.clock.now_ms(), pointer_ms)
-        return RowIds(
+        return LogKeys(
             first_ms=first_ms,
             monotonic_ms=self.clock.monotonic() * 1000,
             lead_ms_max=self.settings.id_lead_ms_max,
             instance=None if self.is_alone else self.instance,
         )
 
-    def answered_keys(self, pointer: RowId) -> AnsweredKeys:
+    def answered_keys(self, pointer: LogKey) -> AnsweredKeys:
         """Return an empty memory of keys, for a log that is claimed now, and ends at ``pointer``."""
         keys_max = self.settings.idempotency_keys_max
         return AnsweredKeys(pointer=pointer, keys_max=keys_max, budget=self.keys)
 
-    def mark_window(self, pointer: RowId) -> MarkWindow:
+    def mark_window(self, pointer: LogKey) -> MarkWindow:
         """Return the window of the marks of a log that is claimed now, and ends at ``pointer``."""
         return MarkWindow(self.clock, pointer, self.settings.idempotency_window_ms)
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Final
 
 from broker import logs
-from broker.model import RowId, TopicId
+from broker.model import LogKey, TopicId
 from broker.storage.entry import Entry
 from broker.storage.gaps import LOST_MS
 from broker.storage.keys import LogId
@@ -25,7 +25,7 @@ class GapsPassed:
     def __init__(self) -> None:
         """Begin with none."""
         self.count = 0
-        self._told: OrderedDict[tuple[TopicId, RowId], None] = OrderedDict()
+        self._told: OrderedDict[tuple[TopicId, LogKey], None] = OrderedDict()
 
     def note(self, topic: TopicId, entry: Entry) -> None:
         """Note that a reader passes this entry, if it stands for lost messages (storage/gaps.py)."""

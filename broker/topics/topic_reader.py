@@ -22,7 +22,7 @@ from typing import Final
 from broker.errors import BadRequest, Unavailable
 from broker.http.budget import BudgetKind, Hold
 from broker.long_work import Pace
-from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, Poll, RowId, Topic
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MAX, LOG_KEY_MIN, LogKey, Poll, Topic
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.log_reader import LogReader
@@ -43,7 +43,7 @@ AT_ONCE_BYTES: Final = 512 * 1024
 its consumer is slow."""
 ROWS_AT_ONCE: Final = 256
 """The entries of one step of a reading. After a step it counts them, and may let other work run."""
-_LEAD_BYTES: Final = 1 + ROW_ID_BYTES
+_LEAD_BYTES: Final = 1 + LOG_KEY_BYTES
 """The bytes that an item in a reply has before those of an item in a payload log."""
 
 
@@ -64,7 +64,7 @@ class TopicReading:
         around: Surroundings,
         topic: Topic,
         poll: Poll,
-        through: RowId | None = None,
+        through: LogKey | None = None,
         hold: Hold | None = None,
     ) -> None:
         """Begin at the start of ``poll``, or at the oldest live message.
@@ -82,12 +82,12 @@ class TopicReading:
         self._log = LogId(topic.id, topic.generation)
         self._snapshot = poll.snapshot
         self._start = start_of(poll, oldest_live(topic, around.clock.now_ms()))
-        self._start_row = self._start.row or ROW_ID_MIN
+        self._start_row = self._start.row or LOG_KEY_MIN
         self._after = self._start.after
         self._through = through
         """The id at which this reading ends; None until its first page finds the log's end."""
         self._bound = through
-        self._last = ROW_ID_MAX if through is None else through
+        self._last = LOG_KEY_MAX if through is None else through
         limits = (NO_LIMIT, poll.limit, around.settings.poll_messages_max)
         self._left = min(limit for limit in limits if limit is not None)
         if through is not None:
@@ -107,7 +107,7 @@ class TopicReading:
         self._bytes = 0
         self._now_ms = 0
         """The time when the page began. The ages of its messages are measured at this time."""
-        self._oldest = ROW_ID_MIN
+        self._oldest = LOG_KEY_MIN
         """The oldest live id at this time, by the topic's ttl and its purge."""
 
     @property
@@ -186,7 +186,7 @@ class TopicReading:
         if self._reference is not None:
             await self._read_payloads(self._reference, bytes_max)
 
-    def _take_cached(self, cache: TopicCache, through: RowId, bytes_max: int) -> bool:
+    def _take_cached(self, cache: TopicCache, through: LogKey, bytes_max: int) -> bool:
         """Take a step's entries. Return False at the end of the page or cache, or at a reference to read first."""
         for count, entry in enumerate(cache.entries(self._after, through)):
             if count == ROWS_AT_ONCE:
@@ -292,7 +292,7 @@ class TopicReading:
             if entry.first > self._last:
                 self.ended = True
                 return False
-            entry = entry.within(ROW_ID_MIN, self._last)
+            entry = entry.within(LOG_KEY_MIN, self._last)
         first = entry.place_after(self._after)
         if first < entry.count and not self._start.inline and not entry.is_reference:
             # The consumer begins after this message, and has it: even if it is open, it holds nothing back.
@@ -307,7 +307,7 @@ class TopicReading:
             return self._take_run(entry, first, entry.count, bytes_max)
         return self._take_judged(entry, first, bytes_max)
 
-    def _oldest_of(self, entry: Entry) -> RowId:
+    def _oldest_of(self, entry: Entry) -> LogKey:
         """Return the oldest live id for an entry's messages."""
         if entry.lifetime_ms is None:
             return self._oldest
@@ -345,7 +345,7 @@ class TopicReading:
 
     def _open_reference(self, entry: Entry) -> None:
         assert entry.number is not None
-        after = self._start.payload_after if entry.first == self._start.row else ROW_ID_MIN
+        after = self._start.payload_after if entry.first == self._start.row else LOG_KEY_MIN
         payloads = PayloadReader(self._around, self._topic, entry.number, after)
         self._reference = _Reference(entry, payloads)
 
@@ -372,7 +372,7 @@ class TopicReading:
     # The page.
 
     def _emit(
-        self, entry: Entry, first: int, stop: int, size: int, reference: RowId | None = None
+        self, entry: Entry, first: int, stop: int, size: int, reference: LogKey | None = None
     ) -> None:
         self._runs.append((entry, first, stop, reference))
         if entry.attributed:

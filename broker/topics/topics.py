@@ -17,12 +17,12 @@ from broker.errors import (
 )
 from broker.http.budget import Hold
 from broker.model import (
-    ROW_ID_BYTES,
+    LOG_KEY_BYTES,
+    LogKey,
     MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
-    RowId,
     Snapshot,
     Topic,
     TopicId,
@@ -392,7 +392,7 @@ class Topics:
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
-            poll, last = behind(after, snapshot), through[:ROW_ID_BYTES]
+            poll, last = behind(after, snapshot), through[:LOG_KEY_BYTES]
             reading = TopicReading(self.around, found, poll, last, hold)
             reading.proven = leader
             return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state, hold)
@@ -431,9 +431,9 @@ class Topics:
     async def lag(self, topic: TopicId, after: MessageId, generation: int | None = None) -> int:
         """Return the number of messages published behind an id, which is in that generation if one is given."""
         found = await self.get(topic, generation)
-        return await self._ranges.behind(found, after[:ROW_ID_BYTES])
+        return await self._ranges.behind(found, after[:LOG_KEY_BYTES])
 
-    async def unread(self, topic: Topic, after: RowId | None) -> Unread:
+    async def unread(self, topic: Topic, after: LogKey | None) -> Unread:
         """Return the messages behind a place; any node can count them. Raises Unavailable."""
         return await self._ranges.unread(topic, after)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from broker.errors import BrokerError
-from broker.model import RowId
+from broker.model import LogKey
 from broker.topics.settings import PublishedIds
 
 ROW_OVERHEAD_BYTES = 64
@@ -97,7 +97,7 @@ class Write:
         self.caller = caller
         self.counted = 0
         self.references: Sequence[Reference] = ()
-        self.ids: Sequence[RowId] = ()
+        self.ids: Sequence[LogKey] = ()
         self.rows = self.messages = len(payloads or ())
         self.payload_bytes = sum(map(len, payloads or ()))
         self.size = self.payload_bytes + ROW_OVERHEAD_BYTES * self.rows

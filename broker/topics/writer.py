@@ -33,11 +33,11 @@ from broker.errors import (
     Unavailable,
 )
 from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
-from broker.model import RowId, timestamp_of
+from broker.model import LogKey, timestamp_of
 from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import LogHold
 from broker.topics.batches import Batch, answer, batch_of
-from broker.topics.ids import LeadExceeded
+from broker.topics.log_keys import LeadExceeded
 from broker.topics.overdue import Overdue, unanswered
 from broker.topics.queue_budget import share_of
 from broker.topics.reserved import is_reserved
@@ -65,7 +65,7 @@ class LogWriter:
         ``confirm``, if given, must succeed after each append before its requests are answered.
         """
         self.hold = hold
-        self.ids = around.row_ids(timestamp_of(hold.pointer))
+        self.ids = around.log_keys(timestamp_of(hold.pointer))
         self.closed = False
         self.refused_below = 0
         """The writer refuses messages of transactions with a lower pointer (see settlement.py)."""
@@ -313,7 +313,7 @@ class LogWriter:
         left = (w.deadline for w in (*self._queue, *unstored, *in_flight) if w.deadline > now)
         return min(left, default=math.inf)
 
-    async def _batch_aside(self, writes: list[Write], ids: list[RowId]) -> Batch:
+    async def _batch_aside(self, writes: list[Write], ids: list[LogKey]) -> Batch:
         """Build a large batch in a thread. No other batch is formed meanwhile, so batches go out in the order of ids."""
         self._forming = True
         try:
@@ -322,10 +322,10 @@ class LogWriter:
             self._forming = False
             self._schedule_batch()  # The new batch begins after this one has its turn at the log.
 
-    def _batch(self, writes: list[Write], ids: list[RowId]) -> Batch:
+    def _batch(self, writes: list[Write], ids: list[LogKey]) -> Batch:
         return batch_of(writes, ids, self.hold.epoch, is_stored=self._is_stored)
 
-    async def _commit(self, number: int, writes: list[Write], ids: list[RowId], size: int) -> None:
+    async def _commit(self, number: int, writes: list[Write], ids: list[LogKey], size: int) -> None:
         is_large = size >= ASIDE_BYTES_MIN or len(ids) >= ASIDE_ITEMS_MIN
         self._in_flight[number] = writes
         self._budget.sent(writes)

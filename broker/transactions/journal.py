@@ -34,7 +34,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.long_work import Pace, soon
-from broker.model import ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_MIN, LogKey
 from broker.shield import begin, is_done_within, result_of
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
@@ -339,7 +339,7 @@ class Journal:
         """
         began = self._around.clock.monotonic()
         replay, pace = Replay(), Pace()
-        pointer, after = leader.hold.pointer, ROW_ID_MIN
+        pointer, after = leader.hold.pointer, LOG_KEY_MIN
         pauses = self._around.logs.resolver.pauses()
         while after < pointer:
             after = await self._read(leader, replay, after, pointer, pace)
@@ -359,8 +359,8 @@ class Journal:
         return led
 
     async def _read(
-        self, leader: TopicLeader, replay: Replay, after: RowId, pointer: RowId, pace: Pace
-    ) -> RowId:
+        self, leader: TopicLeader, replay: Replay, after: LogKey, pointer: LogKey, pace: Pace
+    ) -> LogKey:
         reader = self._around.logs.reader(
             LogId(TRANSACTIONS, leader.topic.generation), after, pointer
         )

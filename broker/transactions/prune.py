@@ -19,7 +19,7 @@ from contextlib import aclosing
 from typing import Final, NamedTuple, Protocol
 
 from broker.clock import Clock
-from broker.model import POINTER_MAX, POINTERS_PER_MS, RowId, Snapshot, TopicId
+from broker.model import POINTER_MAX, POINTERS_PER_MS, LogKey, Snapshot, TopicId
 from broker.topics import settlement
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import is_reserved
@@ -47,7 +47,7 @@ class Unpassed(NamedTuple):
     topic: TopicId
     generation: int
     below: int
-    page: RowId
+    page: LogKey
 
 
 class PruningPlan(NamedTuple):

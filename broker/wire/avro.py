@@ -25,13 +25,13 @@ from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     MESSAGE_ID_BYTES,
     SEQ_MAX,
+    LogKey,
     MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
-    RowId,
-    row_id,
-    unpack_row_id,
+    log_key,
+    unpack_log_key,
 )
 from broker.operations.media_types import AVRO
 from broker.wire import Take, free
@@ -141,8 +141,8 @@ def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> i
 
 def encode_publish_response(rows: RollbackRange) -> bytes:
     """Return the answer to a transactional publish, which is also the body of its rollback."""
-    first_ms, first_seq = unpack_row_id(rows.first)
-    last_ms, last_seq = unpack_row_id(rows.last)
+    first_ms, first_seq = unpack_log_key(rows.first)
+    last_ms, last_seq = unpack_log_key(rows.last)
     return b"".join(
         (
             encode_pointer(rows.pointer),
@@ -159,24 +159,24 @@ def decode_publish_response(body: bytes) -> RollbackRange:
     pointer, at = field("transactionWritePointer", read_pointer, body, 0)
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
-    first, at = _read_row_id(body, at, "start")
-    last, _ = _read_row_id(body, at, "end")
+    first, at = _read_log_key(body, at, "start")
+    last, _ = _read_log_key(body, at, "end")
     return RollbackRange(pointer, first, last)
 
 
-def _read_row_id(body: bytes, at: int, end: str) -> tuple[RowId, int]:
+def _read_log_key(body: bytes, at: int, end: str) -> tuple[LogKey, int]:
     timestamp_ms, at = field(f"{end}Timestamp", read_long, body, at)
     seq, at = field(f"{end}SequenceId", read_int, body, at)
-    return checked_row_id(timestamp_ms, seq, end), at
+    return checked_log_key(timestamp_ms, seq, end), at
 
 
-def checked_row_id(timestamp_ms: int, seq: int, end: str) -> RowId:
-    """Return one end of a rollback range as a row id. Raises BadRequest."""
+def checked_log_key(timestamp_ms: int, seq: int, end: str) -> LogKey:
+    """Return one end of a rollback range as a log key. Raises BadRequest."""
     if timestamp_ms < 0:
         raise BadRequest(f"{end}Timestamp: a time can't be negative ({timestamp_ms}).")
     if not 0 <= seq <= SEQ_MAX:
         raise BadRequest(f"{end}SequenceId: not between 0 and {SEQ_MAX} ({seq}).")
-    return row_id(timestamp_ms, seq)
+    return log_key(timestamp_ms, seq)
 
 
 def encode_poll(poll: Poll) -> bytes:

@@ -32,14 +32,14 @@ from broker.model import (
     PublishRequest,
     RollbackRange,
     ShownMessage,
-    unpack_row_id,
+    unpack_log_key,
 )
 from broker.operations.media_types import AVRO_JSON
 from broker.wire import Take, free
 from broker.wire.avro import (
     checked_limit,
+    checked_log_key,
     checked_message_id,
-    checked_row_id,
     checked_time,
 )
 from broker.wire.json_numbers import read_long
@@ -85,8 +85,8 @@ def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free)
 
 def encode_publish_response(rows: RollbackRange) -> bytes:
     """Return the answer to a transactional publish, which is also the body of its rollback."""
-    first_ms, first_seq = unpack_row_id(rows.first)
-    last_ms, last_seq = unpack_row_id(rows.last)
+    first_ms, first_seq = unpack_log_key(rows.first)
+    last_ms, last_seq = unpack_log_key(rows.last)
     return _dump(
         {
             "transactionWritePointer": _union("long", rows.pointer),
@@ -113,7 +113,7 @@ def decode_publish_response(body: bytes) -> RollbackRange:
         raise BadRequest(f"rollbackRange: an object with {', '.join(names)} is needed.")
     _refuse_unknown(rows, names)
     ends = [
-        checked_row_id(
+        checked_log_key(
             _long(f"{end}Timestamp", rows.get(f"{end}Timestamp")),
             _int(f"{end}SequenceId", rows.get(f"{end}SequenceId")),
             end,

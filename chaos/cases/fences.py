@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.model import row_id
+from broker.model import log_key
 from broker.storage.log import Deleted
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
@@ -108,7 +108,7 @@ async def late_row(scene: Scene) -> None:
     arrived = await a.way.bring()
     scene.fault(
         "a change arrived below a consumer's cursor",
-        happened=arrived > 0 and above and not acknowledged and seen == row_id(2000, 0),
+        happened=arrived > 0 and above and not acknowledged and seen == log_key(2000, 0),
         changes=arrived,
     )
     await b.publish(2500)

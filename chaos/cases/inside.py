@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
+from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key, timestamp_of
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
@@ -160,7 +160,7 @@ class Keeper:
 
     async def publish(self, at_ms: int) -> bool:
         """Append one message with the first id of a millisecond; return True if it was acknowledged."""
-        return await self.publish_at([row_id(at_ms, 0)])
+        return await self.publish_at([log_key(at_ms, 0)])
 
     async def publish_lost(self, at_ms: int) -> asyncio.Task[bool]:
         """Begin an append, return when its change is lost, and lose all later changes, too."""
@@ -169,7 +169,7 @@ class Keeper:
         await self.way.lost()
         return publishing
 
-    async def publish_at(self, ids: Sequence[RowId]) -> bool:
+    async def publish_at(self, ids: Sequence[LogKey]) -> bool:
         """Append messages at these ids; return True if they were acknowledged."""
         assert self.hold is not None
         self._count += 1
@@ -190,7 +190,7 @@ class Keeper:
         ending.ok({"last": ids[-1].hex()}, ids[0].hex())
         return True
 
-    async def read(self, process: str, after: RowId = ROW_ID_MIN) -> RowId:
+    async def read(self, process: str, after: LogKey = LOG_KEY_MIN) -> LogKey:
         """Read to the end through this node; return the last id."""
         asked = {"after": after.hex(), "generation": self.log.generation, "view": "rows"}
         if not process.startswith("final"):

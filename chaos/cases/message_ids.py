@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from broker.model import timestamp_of
-from broker.topics.ids import RowIds
+from broker.topics.log_keys import LogKeys
 from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
 from chaos.cases.inside import final, keepers
@@ -66,7 +66,7 @@ CLOCK_BEHIND = Case(
 async def full(scene: Scene) -> None:
     """Take more ids at once than a millisecond has, and then one more in the same millisecond."""
     (a,) = await keepers(scene, "a")
-    ids = RowIds(first_ms=NOW_MS, monotonic_ms=0, lead_ms_max=1000, instance=INSTANCE)
+    ids = LogKeys(first_ms=NOW_MS, monotonic_ms=0, lead_ms_max=1000, instance=INSTANCE)
     taken = ids.take(MESSAGES, NOW_MS, 0)
     many = await a.publish_at(taken)
     one = await a.publish_at(ids.take(1, NOW_MS, 0))

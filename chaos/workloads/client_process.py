@@ -28,7 +28,7 @@ from broker.client import (
     TopicNotFound,
 )
 from broker.client.values import Producer, Publishable
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MESSAGE_ID_BYTES, MessageId
 from chaos.history import Ending, Value, snapshot_value
 from chaos.labels import collapse, expand
 from chaos.workloads.beside import message_of, others
@@ -57,8 +57,8 @@ class TopicTarget(NamedTuple):
 
 def short(identifier: MessageId) -> str:
     """Return an id as a history has it: the row's 20 digits, or 40 digits for a stored payload."""
-    if identifier[ROW_ID_BYTES:] == ROW_ID_MIN:
-        return identifier[:ROW_ID_BYTES].hex()
+    if identifier[LOG_KEY_BYTES:] == LOG_KEY_MIN:
+        return identifier[:LOG_KEY_BYTES].hex()
     return identifier.hex()
 
 
@@ -311,7 +311,7 @@ class ClientProcess:
             )
             told: Value = {"rows": [self._shown(entry) for entry in page.messages]}
             if descending and not page.messages:
-                told["seen"] = "0" * 2 * ROW_ID_BYTES  # There is no message down to the least id.
+                told["seen"] = "0" * 2 * LOG_KEY_BYTES  # There is no message down to the least id.
             ending.ok(told | {"at_ms": self.stage.clock.now_ms()})
         return page
 

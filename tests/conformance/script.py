@@ -3,8 +3,8 @@
 Ids and times differ between two runs. So the transcript names ids by their order of appearance, and keeps the relations
 between them:
 
-    r1 r2 ...   row ids of the message table, a name per topic
-    p1 p2 ...   row ids of payloads, within their reference's row: r3/p1
+    r1 r2 ...   log keys of the message table, a name per topic
+    p1 p2 ...   log keys of payloads, within their reference: r3/p1
     order       all names of a topic in the order of the ids' bytes, at the end of the transcript
 
 JSON is compared as values, and a poll's reply as messages, because an array may be split into any blocks.
@@ -23,8 +23,8 @@ import fastavro
 
 from broker.clock import SystemClock
 from broker.model import (
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
+    LOG_KEY_BYTES,
+    LOG_KEY_MIN,
     Message,
     Poll,
     PublishRequest,
@@ -83,15 +83,15 @@ class Names:
         return self.rows.setdefault(row, f"r{len(self.rows) + 1}")
 
     def message(self, identifier: bytes) -> str:
-        row, payload = identifier[:ROW_ID_BYTES], identifier[ROW_ID_BYTES:]
+        row, payload = identifier[:LOG_KEY_BYTES], identifier[LOG_KEY_BYTES:]
         name = self.row(row)
-        if payload == ROW_ID_MIN:
+        if payload == LOG_KEY_MIN:
             return name
         known = sum(1 for known_row, _ in self.payloads if known_row == row)
         return f"{name}/{self.payloads.setdefault((row, payload), f'p{known + 1}')}"
 
     def in_order(self) -> str:
-        named = [(row + ROW_ID_MIN, name) for row, name in self.rows.items()]
+        named = [(row + LOG_KEY_MIN, name) for row, name in self.rows.items()]
         named += [(r + p, f"{self.rows[r]}/{name}") for (r, p), name in self.payloads.items()]
         return " ".join(name for _, name in sorted(named))
 

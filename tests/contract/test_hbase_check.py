@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.local.servers import HBaseServer
-from broker.model import ROW_ID_MIN
+from broker.model import LOG_KEY_MIN
 from broker.storage.check import verify
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
@@ -40,7 +40,7 @@ async def test_a_full_store_has_no_problems_until_a_page_is_deleted(logs: Logs) 
     report = await verify(logs)
     assert report.problems == []
     assert (report.topics, report.payload_logs) == (8, 6)
-    await logs.table.delete(Space.MESSAGES, [page_key(LOG, ROW_ID_MIN)])
+    await logs.table.delete(Space.MESSAGES, [page_key(LOG, LOG_KEY_MIN)])
     report = await verify(logs)
     assert any("the pages before it are missing" in line for line in report.problems)
 

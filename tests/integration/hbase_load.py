@@ -13,7 +13,15 @@ from contextlib import asynccontextmanager
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_before, row_id, timestamp_of
+from broker.model import (
+    LOG_KEY_MAX,
+    LOG_KEY_MIN,
+    LogKey,
+    TopicId,
+    log_key,
+    log_key_before,
+    timestamp_of,
+)
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
@@ -50,9 +58,9 @@ class Node:
                 self._next_ms = timestamp_of(self.hold.pointer) + 1
             return self.hold
 
-    def ids(self, count: int) -> list[RowId]:
+    def ids(self, count: int) -> list[LogKey]:
         self._next_ms += 1
-        return [row_id(self._next_ms, number) for number in range(count)]
+        return [log_key(self._next_ms, number) for number in range(count)]
 
 
 class Load:
@@ -117,7 +125,7 @@ class Load:
         await asyncio.gather(*self._running)
         for log in self.logs:
             await self._nodes[log][0].led()  # A new claim fences all late changes.
-            found = await self._follow("final", self.stores[0], log, ROW_ID_MIN, None)
+            found = await self._follow("final", self.stores[0], log, LOG_KEY_MIN, None)
             assert found is not None, f"{log.topic} can't be read"
 
     async def _publish(self, name: str, log: LogId) -> None:
@@ -161,7 +169,7 @@ class Load:
 
     async def _read(self, name: str, log: LogId) -> None:
         """Follow the log, and sometimes read it backwards."""
-        after, back = ROW_ID_MIN, 0
+        after, back = LOG_KEY_MIN, 0
         while not self._stopped:
             logs = self._chance.choice(self.stores)
             rows = await self._follow(f"{name} follows", logs, log, after, f"{name} follows")
@@ -170,10 +178,10 @@ class Load:
             await self._look_back(f"{name} back {back}", logs, log)
 
     async def _follow(
-        self, name: str, logs: Logs, log: LogId, after: RowId, cursor: str | None
+        self, name: str, logs: Logs, log: LogId, after: LogKey, cursor: str | None
     ) -> list[StoredRow] | None:
         """Read to the end."""
-        asked = {"after": after.hex(), "through": ROW_ID_MAX.hex(), "reverse": False}
+        asked = {"after": after.hex(), "through": LOG_KEY_MAX.hex(), "reverse": False}
         asked |= {"cursor": cursor, "generation": 1}
         ending = self.history.invoke(name, "read", str(log.topic), asked)
         try:
@@ -187,7 +195,7 @@ class Load:
 
     async def _look_back(self, name: str, logs: Logs, log: LogId) -> None:
         """Read the last messages, the last first."""
-        asked = {"after": ROW_ID_MIN.hex(), "through": ROW_ID_MAX.hex(), "reverse": True}
+        asked = {"after": LOG_KEY_MIN.hex(), "through": LOG_KEY_MAX.hex(), "reverse": True}
         asked |= {"cursor": None, "generation": 1}
         ending = self.history.invoke(name, "read", str(log.topic), asked)
         try:
@@ -195,8 +203,8 @@ class Load:
         except BrokerError as error:
             ending.fail(repr(error))
             return
-        first = ROW_ID_MIN if is_whole else row_before(rows[-1].id)
-        last = rows[0].id.hex() if rows else ROW_ID_MIN.hex()
+        first = LOG_KEY_MIN if is_whole else log_key_before(rows[-1].id)
+        last = rows[0].id.hex() if rows else LOG_KEY_MIN.hex()
         ending.ok({"rows": told(rows), "seen": first.hex(), "floor": "", "pointer": last})
 
 

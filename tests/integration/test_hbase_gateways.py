@@ -14,7 +14,7 @@ import thriftpy2
 import thriftpy2.rpc
 
 from broker.local.servers import HBaseServer
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, TopicId, log_key
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]
 
 HOST = "127.0.0.1"
 LOG = LogId(TopicId("default", "notes"), 1)
-FIRST, LAST = page_key(LOG, ROW_ID_MIN), page_key(LOG, ROW_ID_MAX)
+FIRST, LAST = page_key(LOG, LOG_KEY_MIN), page_key(LOG, LOG_KEY_MAX)
 DEADLINE_S = 60
 
 
@@ -63,7 +63,7 @@ def open_scanners(server: HBaseServer) -> int:
 async def test_no_scanner_is_left_open(hbase_server: HBaseServer) -> None:
     """Scans that end, scans that stop at a limit, and abandoned scans."""
     async with tables(hbase_server.thrift2_port) as (table, names):
-        heads = {page_key(LOG, row_id(ms, 0)): b"x" * 200 for ms in range(1, 301)}
+        heads = {page_key(LOG, log_key(ms, 0)): b"x" * 200 for ms in range(1, 301)}
         await table.put(Space.MESSAGES, heads)
         before = open_scanners(hbase_server)
 

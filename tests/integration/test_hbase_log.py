@@ -14,7 +14,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.config.sections import Durability
 from broker.local.servers import HBaseServer
-from broker.model import TopicId, row_id
+from broker.model import TopicId, log_key
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
@@ -72,7 +72,7 @@ async def commits(logs: Logs) -> None:
     """Append one batch after the other: each is one synced write."""
     hold = await logs.claim(LOG, "a")
     for number in range(1, COMMITS + 1):
-        ids = [row_id(number, place) for place in range(5)]
+        ids = [log_key(number, place) for place in range(5)]
         await append(hold, ids, [b"payload of " + row for row in ids])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from broker.clock import SystemClock
-from broker.model import ROW_ID_MIN, RowId, TopicId, row_id
+from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key
 from broker.storage import head as heads
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Mark, Shared, encode_count
@@ -52,10 +52,10 @@ class Filler:
         self.payload_logs = PayloadLogs(logs, "filler")
         self._number = 0
 
-    def ids(self, count: int) -> list[RowId]:
+    def ids(self, count: int) -> list[LogKey]:
         """Return the next ids, some seconds before NOW_MS."""
         self._number += 1
-        return [row_id(NOW_MS - 60_000 + self._number, place) for place in range(count)]
+        return [log_key(NOW_MS - 60_000 + self._number, place) for place in range(count)]
 
     async def create(self, topic: TopicId) -> LogHold:
         """Create a topic and claim it."""
@@ -69,7 +69,7 @@ class Filler:
 
     async def append(
         self, hold: LogHold, count: int = 3, shared: Shared = PLAIN, key: str | None = None
-    ) -> list[RowId]:
+    ) -> list[LogKey]:
         """Append messages, under an idempotency key if one is given; return their ids."""
         ids = self.ids(count)
         marks: tuple[Mark, ...] = ()
@@ -98,7 +98,7 @@ class Filler:
         for number in range(8):
             await self.append(hold, key=f"key {number}")
         resolver = self.logs.resolver
-        await pack(resolver, resolver.tokens(), hold.log, ROW_ID_MIN)
+        await pack(resolver, resolver.tokens(), hold.log, LOG_KEY_MIN)
         await self.hand_over(hold)
 
     async def _fill_full(self) -> None:
@@ -126,7 +126,7 @@ class Filler:
         """Hand a log off."""
         assert await hold.hand_off()
 
-    async def _sweep(self, hold: LogHold, floor: RowId) -> None:
+    async def _sweep(self, hold: LogHold, floor: LogKey) -> None:
         resolver = self.logs.resolver
         known = sweep.LifetimeEnds(hold.log.generation)
         await sweep.look_for_ends(hold, known)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from broker.client import BrokerError, Client, Published, TopicExists
-from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, MessageId, RollbackRange, Snapshot
+from broker.model import LOG_KEY_BYTES, MESSAGE_ID_BYTES, MessageId, RollbackRange, Snapshot
 from broker.testing.broker_process import BrokerProcess
 from broker.wire import avro
 from chaos.history import Event
@@ -132,7 +132,7 @@ class BrokerDriver:
                     pointer = -pointer
                 if entry.kind != "stored":
                     label = None if entry.payload is None else collapse(entry.payload)
-                    rows.append((entry.id[:ROW_ID_BYTES].hex(), label, pointer))
+                    rows.append((entry.id[:LOG_KEY_BYTES].hex(), label, pointer))
                 if entry.kind != "reference":
                     shown.append(entry.id)
             start = page.next
@@ -141,14 +141,14 @@ class BrokerDriver:
         consumed = [message.id for message in await self._ask(client.poll(topic))]
         assert consumed == shown, f"{topic}: a poll and a browse return different messages"
         await self._check_rolled_back(topic, rows)
-        return TopicContents(rows, "", rows[-1][0] if rows else "0" * 2 * ROW_ID_BYTES)
+        return TopicContents(rows, "", rows[-1][0] if rows else "0" * 2 * LOG_KEY_BYTES)
 
     async def _check_rolled_back(
         self, topic: str, rows: Sequence[tuple[str, str | None, int | None]]
     ) -> None:
         everything = Snapshot(transaction_id=1 << 60, read_pointer=1 << 60)
         polled = await self._ask(self.client.poll(topic, snapshot=everything))
-        visible = {message.id[:ROW_ID_BYTES].hex() for message in polled}
+        visible = {message.id[:LOG_KEY_BYTES].hex() for message in polled}
         hidden = {row for row, _, pointer in rows if pointer is not None and pointer < 0}
         assert not hidden & visible, f"{topic}: a transaction sees rolled-back messages"
 
@@ -157,8 +157,8 @@ class BrokerDriver:
     ) -> list[tuple[str, str | None]]:
         """Publish the stored payloads if no call did before, and browse the messages at their reference."""
         reference = bytes.fromhex((await self.reference(topic, generation, number)).first)
-        start = reference + bytes(MESSAGE_ID_BYTES - ROW_ID_BYTES)
-        stop = reference + b"\xff" * (MESSAGE_ID_BYTES - ROW_ID_BYTES)
+        start = reference + bytes(MESSAGE_ID_BYTES - LOG_KEY_BYTES)
+        stop = reference + b"\xff" * (MESSAGE_ID_BYTES - LOG_KEY_BYTES)
         browsing = self.client.browse(topic, start=start, stop=stop, limit=PAGE, full=True)
         page = await self._ask(browsing)
         return [

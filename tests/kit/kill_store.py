@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced
-from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
+from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key, timestamp_of
 from broker.storage.entry import Mark, Shared, encode_count
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
@@ -263,9 +263,9 @@ class _Leader:
                 self._last_ms = max(self._last_ms, timestamp_of(hold.pointer))
             return hold
 
-    def _ids(self, rows: int) -> list[RowId]:
+    def _ids(self, rows: int) -> list[LogKey]:
         self._last_ms = max(time.time_ns() // 1_000_000, self._last_ms + 1)
-        return [row_id(self._last_ms, number) for number in range(rows)]
+        return [log_key(self._last_ms, number) for number in range(rows)]
 
     async def create(self, topic: str) -> dict[str, Any]:
         identifier = TopicId("default", topic)
@@ -349,8 +349,8 @@ class _Leader:
             for row in await rows_of(self._logs, log)
         ]
         ends = await self._logs.ends(log)
-        floor = ROW_ID_MIN if ends is None else ends.root.floor
-        pointer = ROW_ID_MIN if ends is None or ends.tail is None else ends.tail.pointer
+        floor = LOG_KEY_MIN if ends is None else ends.root.floor
+        pointer = LOG_KEY_MIN if ends is None or ends.tail is None else ends.tail.pointer
         return {"rows": rows, "floor": floor.hex(), "pointer": pointer.hex()}
 
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from broker.errors import BadName, BadRequest
 from broker.model import (
+    LOG_KEY_MAX,
+    LOG_KEY_MIN,
     POINTER_MAX,
-    ROW_ID_MAX,
-    ROW_ID_MIN,
     TIMESTAMP_MAX_MS,
     Message,
     Snapshot,
@@ -18,62 +18,62 @@ from broker.model import (
     check_key,
     check_namespace,
     check_topic,
-    first_row_at,
+    first_log_key_at,
     id_after,
+    log_key,
+    log_key_after,
+    log_key_before,
     message_id_from_hex,
-    row_after,
-    row_before,
-    row_id,
     timestamp_of,
-    unpack_row_id,
+    unpack_log_key,
 )
 
 parts = st.tuples(st.integers(0, TIMESTAMP_MAX_MS), st.integers(0, 0xFFFF))
 
 
 @given(parts, parts)
-def test_row_ids_sort_as_their_parts(one: tuple[int, int], two: tuple[int, int]) -> None:
-    assert (row_id(*one) < row_id(*two)) is (one < two)
-    assert unpack_row_id(row_id(*one)) == one
-    assert timestamp_of(row_id(*one) + row_id(*two)) == one[0]
+def test_log_keys_sort_as_their_parts(one: tuple[int, int], two: tuple[int, int]) -> None:
+    assert (log_key(*one) < log_key(*two)) is (one < two)
+    assert unpack_log_key(log_key(*one)) == one
+    assert timestamp_of(log_key(*one) + log_key(*two)) == one[0]
 
 
 @given(parts)
 def test_row_before_and_row_after_are_inverse(part: tuple[int, int]) -> None:
-    row = row_id(*part)
-    if row > ROW_ID_MIN:
-        assert row_after(row_before(row)) == row
-    if row < ROW_ID_MAX:
-        assert row_before(row_after(row)) == row
+    row = log_key(*part)
+    if row > LOG_KEY_MIN:
+        assert log_key_after(log_key_before(row)) == row
+    if row < LOG_KEY_MAX:
+        assert log_key_before(log_key_after(row)) == row
 
 
 @given(parts, parts)
 def test_no_message_id_is_between_one_and_the_id_after_it(
     part: tuple[int, int], payload_part: tuple[int, int]
 ) -> None:
-    row, payload_row = row_id(*part), row_id(*payload_part)
-    if payload_row < ROW_ID_MAX:
-        assert id_after(row + payload_row) == row + row_after(payload_row)
-    elif row < ROW_ID_MAX:
-        assert id_after(row + payload_row) == row_after(row) + ROW_ID_MIN
+    row, payload_log_key = log_key(*part), log_key(*payload_part)
+    if payload_log_key < LOG_KEY_MAX:
+        assert id_after(row + payload_log_key) == row + log_key_after(payload_log_key)
+    elif row < LOG_KEY_MAX:
+        assert id_after(row + payload_log_key) == log_key_after(row) + LOG_KEY_MIN
 
 
 def test_the_lowest_and_the_highest_id_have_no_neighbours_beyond() -> None:
-    assert id_after(ROW_ID_MAX + ROW_ID_MAX) == ROW_ID_MAX + ROW_ID_MAX
-    assert id_after(row_id(1, 1) + ROW_ID_MAX) == row_id(1, 2) + ROW_ID_MIN
-    assert row_before(ROW_ID_MIN) == ROW_ID_MIN
-    assert row_after(ROW_ID_MAX) == ROW_ID_MAX
-    assert row_after(b"\xff" * 10) == ROW_ID_MAX
+    assert id_after(LOG_KEY_MAX + LOG_KEY_MAX) == LOG_KEY_MAX + LOG_KEY_MAX
+    assert id_after(log_key(1, 1) + LOG_KEY_MAX) == log_key(1, 2) + LOG_KEY_MIN
+    assert log_key_before(LOG_KEY_MIN) == LOG_KEY_MIN
+    assert log_key_after(LOG_KEY_MAX) == LOG_KEY_MAX
+    assert log_key_after(b"\xff" * 10) == LOG_KEY_MAX
 
 
 @given(st.integers())
 def test_the_first_row_of_a_time_is_clamped(time_ms: int) -> None:
     clamped = min(max(time_ms, 0), TIMESTAMP_MAX_MS)
-    assert unpack_row_id(first_row_at(time_ms)) == (clamped, 0)
+    assert unpack_log_key(first_log_key_at(time_ms)) == (clamped, 0)
 
 
 def test_a_message_id_of_the_original_service_is_read() -> None:
-    identifier = row_id(1_480_000_000_000, 1) + ROW_ID_MIN
+    identifier = log_key(1_480_000_000_000, 1) + LOG_KEY_MIN
     assert identifier.hex() == "0000015896dfd000000100000000000000000000"
     assert message_id_from_hex(identifier.hex()) == identifier
     assert Message(identifier, b"").timestamp_ms == 1_480_000_000_000

@@ -28,14 +28,14 @@ from broker.cli.transfer.formats import Format
 from broker.client import SyncClient, TailOptions
 from broker.errors import BadRequest, TopicRecreated
 from broker.model import (
-    ROW_ID_BYTES,
-    ROW_ID_MIN,
+    LOG_KEY_BYTES,
+    LOG_KEY_MIN,
     Message,
     MessageId,
     TopicId,
-    first_row_at,
+    first_log_key_at,
+    log_key_before,
     message_id_from_hex,
-    row_before,
 )
 from broker.places import Place
 
@@ -165,7 +165,7 @@ class Export:
             bytes.fromhex(state["last"] or state["after"]),
             bytes.fromhex(state["through"]),
         )
-        if after[:ROW_ID_BYTES] > through[:ROW_ID_BYTES]:
+        if after[:LOG_KEY_BYTES] > through[:LOG_KEY_BYTES]:
             return
         begin = Place(after, state["generation"])
         left = self._left(begin, through)
@@ -206,12 +206,12 @@ class Export:
         options = TailOptions(follow=False, give_up_after_s=self._deadline_s)
         messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)
         # The id of a reference's message begins with the row of the reference, so rows are compared.
-        last = through[:ROW_ID_BYTES]
+        last = through[:LOG_KEY_BYTES]
         until = self._wanted.until.place
         stop = until if isinstance(until, bytes) else None
 
         def is_in(message: Message) -> bool:
-            return message.id[:ROW_ID_BYTES] <= last and (stop is None or message.id < stop)
+            return message.id[:LOG_KEY_BYTES] <= last and (stop is None or message.id < stop)
 
         with closing(messages):
             within = takewhile(is_in, messages)
@@ -230,9 +230,9 @@ def manifest_of(file: Path) -> Path:
 def _behind(start: MessageId | int | None) -> MessageId:
     """Return the id after which a range begins."""
     if start is None:
-        return ROW_ID_MIN + ROW_ID_MIN
+        return LOG_KEY_MIN + LOG_KEY_MIN
     if isinstance(start, int):
-        return row_before(first_row_at(start)) + ROW_ID_MIN
+        return log_key_before(first_log_key_at(start)) + LOG_KEY_MIN
     return (int.from_bytes(start, "big") - 1).to_bytes(len(start), "big") if any(start) else start
 
 
@@ -242,11 +242,11 @@ def _last_before(stop: MessageId | int | None) -> MessageId:
     If ``stop`` is a message within a reference, the last row is the reference's own: its earlier messages count.
     """
     if stop is None:
-        return b"\xff" * (2 * ROW_ID_BYTES)
+        return b"\xff" * (2 * LOG_KEY_BYTES)
     if isinstance(stop, int):
-        return row_before(first_row_at(stop)) + ROW_ID_MIN
-    row, payload = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
-    return (row if payload != ROW_ID_MIN else row_before(row)) + ROW_ID_MIN
+        return log_key_before(first_log_key_at(stop)) + LOG_KEY_MIN
+    row, payload = stop[:LOG_KEY_BYTES], stop[LOG_KEY_BYTES:]
+    return (row if payload != LOG_KEY_MIN else log_key_before(row)) + LOG_KEY_MIN
 
 
 def _check_values(state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import plyvel
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_MIN, RowId, row_before
+from broker.model import LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import is_rolled_column, last_of
@@ -60,7 +60,7 @@ class RawKeys:
 class _Counted(NamedTuple):
     """The entries of a page, as its head counts them."""
 
-    last: RowId | None = None
+    last: LogKey | None = None
     epoch: int = 0
     cells: int = 0
     gone: int = 0
@@ -74,7 +74,7 @@ class _Counted(NamedTuple):
 class MendedPage(NamedTuple):
     """A page, its head as it is now, and whether the head was made again."""
 
-    key: RowId
+    key: LogKey
     head: Head
     counted: _Counted
     is_made: bool
@@ -120,14 +120,14 @@ class ChainMend:
         self._prefix = prefix
         self._begins_at_min = begins_at_min
 
-    def _row(self, page: RowId) -> bytes:
+    def _row(self, page: LogKey) -> bytes:
         return self._prefix + page
 
-    def mend(self, known: set[RowId], root: Root | None, ends: PageState) -> list[MendedPage]:
+    def mend(self, known: set[LogKey], root: Root | None, ends: PageState) -> list[MendedPage]:
         """Mend the heads of these pages, and those of pages that are missing among them. ``ends``: the tail's state."""
         keys, chain = sorted(known), list[MendedPage]()
-        if keys and self._begins_at_min and keys[0] != ROW_ID_MIN:
-            keys.insert(0, ROW_ID_MIN)
+        if keys and self._begins_at_min and keys[0] != LOG_KEY_MIN:
+            keys.insert(0, LOG_KEY_MIN)
         place = 0
         while place < len(keys):
             before = chain[-1] if chain else None
@@ -152,9 +152,9 @@ class ChainMend:
 
     def _page(
         self,
-        key: RowId,
+        key: LogKey,
         before: MendedPage | None,
-        following: RowId | None,
+        following: LogKey | None,
         root: Root | None,
         ends: PageState,
     ) -> MendedPage:
@@ -166,8 +166,8 @@ class ChainMend:
         is_ended = head is not None and not (must_close and head.is_open)
         if head is not None and is_ended and _fits(head, before, following, counted, epoch):
             return MendedPage(key, head, counted, is_made=False)
-        former = before.head if before is not None else Head(0, "", NO_TOKEN, row_before(key))
-        last = max([former.pointer, row_before(key), counted.last or ROW_ID_MIN])
+        former = before.head if before is not None else Head(0, "", NO_TOKEN, log_key_before(key))
+        last = max([former.pointer, log_key_before(key), counted.last or LOG_KEY_MIN])
         is_gone = root is not None and key < root.gone
         state = PageState.GONE if is_gone else PageState.SEALED if following else ends
         cells = counted.cells + counted.gone
@@ -177,10 +177,10 @@ class ChainMend:
             epoch=max(former.epoch, counted.epoch, epoch),
             owner="",
             token=NO_TOKEN,
-            pointer=row_before(following) if following else last,
+            pointer=log_key_before(following) if following else last,
             state=state,
             first_end_ms=counted.first_end_ms,
-            prev=ROW_ID_MIN if before is None else before.key,
+            prev=LOG_KEY_MIN if before is None else before.key,
             cells=cells,
             size=counted.size,
         )
@@ -192,7 +192,7 @@ class ChainMend:
         for place, page in enumerate(chain):
             if not page.is_made:
                 continue
-            former = chain[place - 1].head if place else Head(0, "", NO_TOKEN, ROW_ID_MIN)
+            former = chain[place - 1].head if place else Head(0, "", NO_TOKEN, LOG_KEY_MIN)
             total = former.total + page.counted.messages
             size = former.bytes + page.counted.bytes
             behind = chain[place + 1] if place + 1 < len(chain) else None
@@ -237,7 +237,7 @@ def _plus(counted: _Counted, entry: Entry) -> _Counted:
 
 
 def _fits(
-    head: Head, before: MendedPage | None, following: RowId | None, counted: _Counted, epoch: int
+    head: Head, before: MendedPage | None, following: LogKey | None, counted: _Counted, epoch: int
 ) -> bool:
     """Return whether a head fits its neighbours and its entries. An older version of it does not."""
     if before is not None:
@@ -250,7 +250,7 @@ def _fits(
         )
         if head.prev != before.key or not has_risen:
             return False
-    elif head.prev != ROW_ID_MIN:
+    elif head.prev != LOG_KEY_MIN:
         return False
     if head.state is PageState.GONE:
         return not counted.cells and (following is None or head.next <= following)

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from broker.model import ROW_ID_BYTES, RowId, TopicId, row_after, row_before, timestamp_of
+from broker.model import LOG_KEY_BYTES, LogKey, TopicId, log_key_after, log_key_before, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import (
@@ -40,7 +40,7 @@ from broker.storage.pagecheck import CELLS_COUNTED
 from broker.storage.resolve import NONCE_BYTES, random_nonce
 from broker.storage.table import Space
 
-_TAIL_BYTES: Final = {Space.MESSAGES: 4 + ROW_ID_BYTES, Space.PAYLOADS: 12 + ROW_ID_BYTES}
+_TAIL_BYTES: Final = {Space.MESSAGES: 4 + LOG_KEY_BYTES, Space.PAYLOADS: 12 + LOG_KEY_BYTES}
 """The bytes of a page's row behind its topic: the generation, a payload log's number, the page."""
 
 
@@ -51,8 +51,8 @@ class LostRange(NamedTuple):
     """
 
     topic: str
-    first: RowId
-    last: RowId
+    first: LogKey
+    last: LogKey
     some: bool = False
     entries: int = 1
 
@@ -65,7 +65,7 @@ class LostRange(NamedTuple):
 class _Found(NamedTuple):
     """An entry of the copy, by its last id."""
 
-    last: RowId
+    last: LogKey
     entry: Entry
 
 
@@ -154,7 +154,7 @@ def _mend(
         for column in there
         if (entry := readable(entries.decode, database.get(prefix + column))) is not None
     ]
-    page = row[-ROW_ID_BYTES:]
+    page = row[-LOG_KEY_BYTES:]
     known = set(there)
     gone = [
         column
@@ -183,32 +183,32 @@ def _mend(
 
 
 def _stubs_of(
-    gone: Sequence[bytes], found: Sequence[_Found], page: RowId, *, is_stored: bool
+    gone: Sequence[bytes], found: Sequence[_Found], page: LogKey, *, is_stored: bool
 ) -> list[Entry]:
     """Return a stub for each column that is gone."""
     lasts = sorted([*(last_of(column) for column in gone), *(each.last for each in found)])
-    before = dict(zip(lasts, [row_before(page), *lasts], strict=False))
+    before = dict(zip(lasts, [log_key_before(page), *lasts], strict=False))
     stubs = []
     for column in gone:
         last = last_of(column)
         epoch = max((each.entry.epoch for each in found if each.last < last), default=0)
-        first = row_after(before[last])
+        first = log_key_after(before[last])
         stubs.append(_stub(epoch, first, last, pointer_of(column), is_stored=is_stored))
     return stubs
 
 
 def _stub_of_gap(
-    found: Sequence[_Found], page: RowId, head: Head, *, is_stored: bool
+    found: Sequence[_Found], page: LogKey, head: Head, *, is_stored: bool
 ) -> list[Entry]:
     """Return one stub in the widest gap, or behind the last entry, if that is not at the pointer."""
-    edges = [(row_before(page), 0), *((each.last, each.entry.epoch) for each in found)]
+    edges = [(log_key_before(page), 0), *((each.last, each.entry.epoch) for each in found)]
     if edges[-1][0] < head.pointer:
         last, epoch = edges[-1]
-        return [_stub(epoch, row_after(last), head.pointer, None, is_stored=is_stored)]
+        return [_stub(epoch, log_key_after(last), head.pointer, None, is_stored=is_stored)]
     gaps = [
-        (row_after(last), epoch, row_before(each.entry.first))
+        (log_key_after(last), epoch, log_key_before(each.entry.first))
         for (last, epoch), each in zip(edges, found, strict=False)
-        if last < row_before(each.entry.first)
+        if last < log_key_before(each.entry.first)
     ]
     if not gaps:
         return []
@@ -265,7 +265,9 @@ def _log_of(row: bytes, space: Space) -> LogId:
     return log_of_row(topic, tail, has_number=space is Space.PAYLOADS)
 
 
-def _stub(epoch: int, first: RowId, last: RowId, pointer: int | None, *, is_stored: bool) -> Entry:
+def _stub(
+    epoch: int, first: LogKey, last: LogKey, pointer: int | None, *, is_stored: bool
+) -> Entry:
     """Return an entry without messages: their lifetime was over at once."""
     flags = LIFE | STUB | (STORED if is_stored else 0) | (0 if pointer is None else POINTER)
     return Entry(flags, epoch, first, last, 1, (), b"", pointer=pointer, lifetime_ms=LOST_MS)

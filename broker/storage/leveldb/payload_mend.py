@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId
+from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, LogKey
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -36,7 +36,7 @@ _CLOSED: Final = (RootState.SEALED, RootState.PUBLISHED)
 
 
 class _KeptReference(NamedTuple):
-    row: RowId
+    row: LogKey
     messages: int
 
 
@@ -55,7 +55,7 @@ class PayloadsMend:
         self._generation = generation
         self._now_ms = now_ms
 
-    def mend(self, floor: RowId, chain: Sequence[MendedPage]) -> Iterator[str]:
+    def mend(self, floor: LogKey, chain: Sequence[MendedPage]) -> Iterator[str]:
         """Mend each payload log. ``floor`` and ``chain`` are those of the message log. Yield a line for each loss."""
         self._drop_damaged_marks()
         pages = self._pages()
@@ -69,7 +69,7 @@ class PayloadsMend:
             )
 
     def _mend_log(
-        self, number: bytes, known: set[RowId], reference: _KeptReference | None, floor: RowId
+        self, number: bytes, known: set[LogKey], reference: _KeptReference | None, floor: LogKey
     ) -> Iterator[str]:
         root_key = head_key(Space.PAYLOADS, self._roots_prefix + number)
         root = readable(roots.decode, self._database.get(root_key))
@@ -78,7 +78,7 @@ class PayloadsMend:
         if not known:
             gone = Root(self._generation, RootState.DROPPED, dropped_ms=self._now_ms)
             self._database.change({root_key: roots.encode(gone)})
-            row = ROW_ID_MIN if reference is None else reference.row
+            row = LOG_KEY_MIN if reference is None else reference.row
             topic = self._topic[:-1].decode()
             yield f"{topic}: the messages from {row.hex()} to {row.hex()}"
             return
@@ -104,7 +104,7 @@ class PayloadsMend:
         if reference is not None:
             made = made._replace(state=RootState.PUBLISHED, reference=reference.row)
         elif made.state is RootState.PUBLISHED and made.reference >= floor:
-            made = made._replace(state=RootState.SEALED, reference=ROW_ID_MIN)
+            made = made._replace(state=RootState.SEALED, reference=LOG_KEY_MIN)
         page = made.page if made.page in keys else tail.key
         epoch = min(made.epoch, tail.head.epoch)
         first = made.floor if made.floor in keys else chain[0].key
@@ -118,15 +118,15 @@ class PayloadsMend:
         damaged = [key for key in marks if readable(content_of, self._database.get(key)) is None]
         self._database.change({}, deletes=damaged)
 
-    def _pages(self) -> dict[bytes, set[RowId]]:
+    def _pages(self) -> dict[bytes, set[LogKey]]:
         """Return the pages that have a head or entries, or had a head in the original, by number."""
         lead = head_key(Space.PAYLOADS, self._pages_prefix)
         rows = {key[len(lead) :] for key in (*self._database.keys_of(lead), *self._raw.of(lead))}
-        row_bytes = len(self._pages_prefix) + _NUMBER_BYTES + ROW_ID_BYTES
+        row_bytes = len(self._pages_prefix) + _NUMBER_BYTES + LOG_KEY_BYTES
         cells = cells_prefix(Space.PAYLOADS, bytes(row_bytes))[:-row_bytes] + self._pages_prefix
-        rest = _NUMBER_BYTES + ROW_ID_BYTES
+        rest = _NUMBER_BYTES + LOG_KEY_BYTES
         rows |= {key[len(cells) :][:rest] for key in self._database.keys_of(cells)}
-        found: dict[bytes, set[RowId]] = {}
+        found: dict[bytes, set[LogKey]] = {}
         for row in rows:
             if len(row) == rest:
                 found.setdefault(row[:_NUMBER_BYTES], set()).add(row[_NUMBER_BYTES:])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, RowId
+from broker.model import LOG_KEY_BYTES, LogKey
 from broker.storage import entry as entries
 from broker.storage import root as roots
 from broker.storage.entry import MARK_KEY_BYTES
@@ -38,7 +38,7 @@ from broker.storage.walk import TOPIC_RECORDS
 
 TTL_S_MAX: Final = (1 << 31) - 1
 """The lifetime of the messages of a topic whose properties are gone: none expires before a person sets it."""
-_MARK_BYTES: Final = 4 + 1 + 4 + 1 + MARK_KEY_BYTES + ROW_ID_BYTES
+_MARK_BYTES: Final = 4 + 1 + 4 + 1 + MARK_KEY_BYTES + LOG_KEY_BYTES
 _GENERATION: Final = struct.Struct(">i")
 
 
@@ -113,10 +113,10 @@ class _Topic:
         self._now_ms = now_ms
         self._topic = topic
         self._name = topic[:-1].decode()
-        self._pages: dict[int, set[RowId]] = {}
+        self._pages: dict[int, set[LogKey]] = {}
         for rest in rests:
             (generation,) = _GENERATION.unpack_from(rest.ljust(4, b"\0"))
-            if generation > 0 and len(rest) == 4 + ROW_ID_BYTES:
+            if generation > 0 and len(rest) == 4 + LOG_KEY_BYTES:
                 self._pages.setdefault(generation, set()).add(rest[4:])
             elif generation:
                 delete_row(database, Space.MESSAGES, topic + rest)
@@ -156,7 +156,7 @@ class _Topic:
         payloads = PayloadsMend(self._database, self._raw, self._topic, live, self._now_ms)
         yield from payloads.mend(made.floor, chain)
 
-    def _row(self, generation: int, page: RowId) -> bytes:
+    def _row(self, generation: int, page: LogKey) -> bytes:
         return self._topic + _GENERATION.pack(generation) + page
 
     def _remove(self) -> None:

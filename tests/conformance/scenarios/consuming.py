@@ -1,6 +1,6 @@
 """Polls: starts of every kind, limits, and the visibility for transactions."""
 
-from broker.model import Snapshot, row_before, timestamp_of
+from broker.model import Snapshot, log_key_before, timestamp_of
 from tests.conformance.script import Script
 
 
@@ -16,7 +16,7 @@ def starts_by_id(s: Script) -> None:
             said = f"from {message.payload.decode()}"
             s.poll("t", message.id, inclusive=inclusive, said=said, right=right)
     row, payload = found[2].id[:10], found[2].id[10:]
-    s.poll("t", row_before(row) + payload, said="from just before c", right=found[2:])
+    s.poll("t", log_key_before(row) + payload, said="from just before c", right=found[2:])
     s.poll("t", bytes(20), said="from zeros", right=found)
     s.poll("t", bytes(20), inclusive=False, said="from zeros", right=found)
     s.poll("t", b"\x7f" + b"\xff" * 19, said="from the far end", right=[])

@@ -1,6 +1,6 @@
 """Malformed bodies for every endpoint that reads one. They must not change the topic."""
 
-from broker.model import Poll, PublishRequest, RollbackRange, row_id
+from broker.model import Poll, PublishRequest, RollbackRange, log_key
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 from broker.wire.varint import encode_bytes, encode_long
@@ -65,7 +65,7 @@ def broken_rollbacks(s: Script) -> None:
     s.create("t")
     published = s.publish("t", "a", tx=1)
     assert published is not None
-    valid = avro.encode_publish_response(RollbackRange(s.tx(1), row_id(1, 0), row_id(1, 0)))
+    valid = avro.encode_publish_response(RollbackRange(s.tx(1), log_key(1, 0), log_key(1, 0)))
     _cut(s, "rollback", valid)
     head = b"\x00" + encode_long(s.tx(1))
     broken = {

@@ -3,7 +3,7 @@
 The right answer is known in advance: the messages above the id, in order, up to the limit.
 """
 
-from broker.model import ROW_ID_BYTES, Message, row_after
+from broker.model import LOG_KEY_BYTES, Message, log_key_after
 from tests.conformance.script import Script
 
 WIDTHS = (1, 2, 3, 7)
@@ -77,8 +77,8 @@ def from_a_payload_that_is_not_there(s: Script) -> None:
     s.publish("t", tx=1)
     s.publish("t", "m")
     found = s.poll("t")
-    row, payload = found[0].id[:ROW_ID_BYTES], found[0].id[ROW_ID_BYTES:]
-    gone = row + row_after(row_after(payload))
+    row, payload = found[0].id[:LOG_KEY_BYTES], found[0].id[LOG_KEY_BYTES:]
+    gone = row + log_key_after(log_key_after(payload))
     for inclusive in (True, False):
         for limit in (1, 2, 3):
             right = found[1 : 1 + limit]

@@ -1,6 +1,6 @@
 """Publishing, storing and rolling back."""
 
-from broker.model import RollbackRange, row_id, unpack_row_id
+from broker.model import RollbackRange, log_key, unpack_log_key
 from broker.wire.varint import encode_long
 from tests.conformance.script import Script
 
@@ -168,13 +168,13 @@ def rolling_back_missing_messages(s: Script) -> None:
     s.next_millisecond()
     s.publish("t", "b", tx=2)
     s.poll("t")
-    timestamp_ms, seq = unpack_row_id(one.rows.last)
-    later, earlier = row_id(timestamp_ms + 1000, 0), row_id(timestamp_ms - 1000, 0)
+    timestamp_ms, seq = unpack_log_key(one.rows.last)
+    later, earlier = log_key(timestamp_ms + 1000, 0), log_key(timestamp_ms - 1000, 0)
     pointer = one.rows.pointer
     s.rollback("t", RollbackRange(pointer, later, later), "later")
     s.rollback("t", RollbackRange(pointer, earlier, earlier), "earlier")
     s.rollback("t", RollbackRange(pointer, later, earlier), "backwards")
-    after = row_id(timestamp_ms, seq + 1)
+    after = log_key(timestamp_ms, seq + 1)
     s.rollback("t", RollbackRange(pointer, after, after), "just after")
     s.poll("t")
     s.poll("t", snapshot=s.snapshot(9), said="as of tx9")

@@ -15,7 +15,15 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import BodyTooLarge, BrokerError, Fenced
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after, row_before, row_id
+from broker.model import (
+    LOG_KEY_MAX,
+    LOG_KEY_MIN,
+    LogKey,
+    TopicId,
+    log_key,
+    log_key_after,
+    log_key_before,
+)
 from broker.storage.entry import PLAIN, Shared
 from broker.storage.hold import LogHold
 from broker.storage.log import Logs
@@ -49,7 +57,7 @@ class ClaimContract(LogSuite):
         assert await bench.rows() == []
 
     async def test_the_first_claim_is_epoch_1(self, bench: Bench, hold: LogHold) -> None:
-        assert (hold.epoch, hold.done, hold.log, hold.pointer) == (1, False, bench.log, ROW_ID_MIN)
+        assert (hold.epoch, hold.done, hold.log, hold.pointer) == (1, False, bench.log, LOG_KEY_MIN)
         ends = await bench.other.ends(bench.log)
         assert ends is not None
         assert (ends.root, ends.tail) == (hold.root, hold.head)
@@ -89,7 +97,7 @@ class ClaimContract(LogSuite):
         before = await bench.one.ends(bench.log)
         changes: tuple[Callable[[LogHold], Awaitable[object]], ...] = (
             lambda held: held.rollback(7, rows[0], rows[0]),
-            lambda held: held.roll_expired(ROW_ID_MAX),
+            lambda held: held.roll_expired(LOG_KEY_MAX),
             lambda held: held.end_lives(held.page, 1 << 60),
             lambda held: held.hand_off(),
         )
@@ -136,12 +144,12 @@ class ClaimContract(LogSuite):
         assert await bench.read() == rows
 
     async def test_many_takeovers_keep_all_messages(self, bench: Bench) -> None:
-        kept: list[RowId] = []
+        kept: list[LogKey] = []
         for number in range(30):
             hold = await bench.claim([bench.one, bench.other][number % 2], f"node {number % 3}")
             kept += await bench.publish(hold, 2)
         assert await bench.read() == kept
-        reader = bench.other.reader(bench.log, ROW_ID_MIN)
+        reader = bench.other.reader(bench.log, LOG_KEY_MIN)
         assert await backwards(reader, 3) == kept[::-1]
 
     async def test_concurrent_proofs_all_succeed(self, hold: LogHold) -> None:
@@ -180,7 +188,7 @@ class AppendContract(LogSuite):
         plain = await bench.publish(hold, 2)
         tied = await bench.publish(hold, 1, Shared(pointer=5, lifetime_ms=60_000))
         reference = await bench.publish(hold, 1, Shared(number=-3, pointer=-3), payloads=[b""])
-        reader = bench.other.reader(bench.log, ROW_ID_MIN)
+        reader = bench.other.reader(bench.log, LOG_KEY_MIN)
         first = await all_of(reader)
         assert [(e.ids(), e.pointer, e.lifetime_ms, e.number) for e in first] == [
             (plain, None, None, None),
@@ -212,7 +220,7 @@ class AppendContract(LogSuite):
     ) -> None:
         seen: list[int] = []
 
-        async def publish(number: int, ids: list[RowId]) -> None:
+        async def publish(number: int, ids: list[LogKey]) -> None:
             added = bench.entries(hold, ids, PLAIN)
             await hold.append(added, messages=len(ids), payload_bytes=0)
             seen.append(number)
@@ -259,7 +267,13 @@ class AppendContract(LogSuite):
     async def test_the_smallest_and_largest_ids_are_stored(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        ids = [row_id(0, 1), row_id(0, 0xFFFF), row_id(1, 0), row_before(ROW_ID_MAX), ROW_ID_MAX]
+        ids = [
+            log_key(0, 1),
+            log_key(0, 0xFFFF),
+            log_key(1, 0),
+            log_key_before(LOG_KEY_MAX),
+            LOG_KEY_MAX,
+        ]
         for row in ids[:3]:
             await hold.append(bench.entries(hold, [row], PLAIN), messages=1, payload_bytes=0)
         await hold.append(bench.entries(hold, ids[3:], PLAIN), messages=2, payload_bytes=0)
@@ -328,10 +342,10 @@ class RollContract(LogSuite):
     ) -> None:
         rows = [row for _ in range(9) for row in await bench.publish(hold, 2)]
         await hold.settled()
-        assert hold.head.prev == row_after(rows[7])
-        assert hold.page == row_after(rows[15])
+        assert hold.head.prev == log_key_after(rows[7])
+        assert hold.page == log_key_after(rows[15])
         assert (hold.head.cells, hold.head.total, hold.root.page) == (1, 18, hold.page)
-        pages = await hold.chain(ROW_ID_MIN, ROW_ID_MAX)
+        pages = await hold.chain(LOG_KEY_MIN, LOG_KEY_MAX)
         assert [head.is_sealed for _, head in pages] == [True, True, False]
         assert pages[-1][1].is_open
         assert await bench.read() == rows
@@ -343,7 +357,7 @@ class RollContract(LogSuite):
         assert hold.head.is_open
         rows += await bench.publish(hold, payloads=[bytes(3000)])
         rows += await bench.publish(hold, payloads=[bytes(10)])
-        assert hold.page == row_after(rows[1])
+        assert hold.page == log_key_after(rows[1])
         assert await bench.read() == rows
 
     async def test_a_claim_goes_on_where_the_log_ends(self, bench: Bench, hold: LogHold) -> None:
@@ -360,7 +374,7 @@ class RollContract(LogSuite):
         assert hold.done
         assert await bench.read() == rows
         second = await bench.claim(bench.other, "other")
-        assert (second.epoch, second.page) == (2, row_after(rows[-1]))
+        assert (second.epoch, second.page) == (2, log_key_after(rows[-1]))
         rows += await bench.publish(second)
         assert await bench.read() == rows
 
@@ -369,7 +383,7 @@ class ReadContract(LogSuite):
     """Readers: bounds, limits, both directions."""
 
     @pytest.fixture
-    async def rows(self, bench: Bench, hold: LogHold) -> list[RowId]:
+    async def rows(self, bench: Bench, hold: LogHold) -> list[LogKey]:
         """Give 22 messages in 10 entries and three pages."""
         sizes = (1, 3, 2, 1, 4, 1, 2, 3, 1, 4)
         kept = []
@@ -379,8 +393,8 @@ class ReadContract(LogSuite):
         await hold.settled()
         return kept
 
-    async def test_every_pair_of_bounds(self, bench: Bench, rows: list[RowId]) -> None:
-        edges = [ROW_ID_MIN, rows[0], rows[2], rows[3], rows[7], rows[10], rows[-1], ROW_ID_MAX]
+    async def test_every_pair_of_bounds(self, bench: Bench, rows: list[LogKey]) -> None:
+        edges = [LOG_KEY_MIN, rows[0], rows[2], rows[3], rows[7], rows[10], rows[-1], LOG_KEY_MAX]
         for after in edges:
             for through in edges:
                 found = [row[0] for row in await bench.rows(after, through)]
@@ -388,22 +402,22 @@ class ReadContract(LogSuite):
 
     @pytest.mark.parametrize("bytes_max", [1, 60, 200, 1000])
     async def test_limits_anywhere_in_a_page(
-        self, bench: Bench, rows: list[RowId], bytes_max: int
+        self, bench: Bench, rows: list[LogKey], bytes_max: int
     ) -> None:
         found = [row[0] for row in await bench.rows(bytes_max=bytes_max)]
         assert found == rows
 
     @pytest.mark.parametrize("limits", [(1, ALL), (2, ALL), (100, 1), (100, 150), (100, ALL)])
     async def test_backwards(
-        self, bench: Bench, rows: list[RowId], hold: LogHold, limits: tuple[int, int]
+        self, bench: Bench, rows: list[LogKey], hold: LogHold, limits: tuple[int, int]
     ) -> None:
         await hold.rollback(1, rows[0], rows[-1])
         await hold.rollback(4, rows[0], rows[-1])
-        reader = bench.other.reader(bench.log, ROW_ID_MIN)
+        reader = bench.other.reader(bench.log, LOG_KEY_MIN)
         assert await backwards(reader, *limits) == rows[::-1]
 
     async def test_backwards_between_bounds_shows_all_entries_that_touch_them(
-        self, bench: Bench, rows: list[RowId]
+        self, bench: Bench, rows: list[LogKey]
     ) -> None:
         for after, through in ((3, 15), (0, 1), (10, 21), (5, 5)):
             reader = bench.other.reader(bench.log, rows[after], rows[through])
@@ -413,7 +427,7 @@ class ReadContract(LogSuite):
             assert set(wanted) <= set(found)
 
     async def test_a_reader_goes_on_when_the_log_grew(
-        self, bench: Bench, rows: list[RowId], hold: LogHold
+        self, bench: Bench, rows: list[LogKey], hold: LogHold
     ) -> None:
         reader = bench.other.reader(bench.log, rows[-1])
         assert await reader.next(ALL) == []
@@ -423,7 +437,7 @@ class ReadContract(LogSuite):
         assert [row[0] for row in rows_of(await all_of(reader))] == more
 
     async def test_rolled_back_messages_are_read_with_every_limit(
-        self, bench: Bench, rows: list[RowId], hold: LogHold
+        self, bench: Bench, rows: list[LogKey], hold: LogHold
     ) -> None:
         await hold.rollback(1, rows[1], rows[2])
         for bytes_max in (1, 150, 300, ALL):

@@ -11,7 +11,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import Fenced
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, TopicId, log_key
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.hold import LogHold
@@ -28,11 +28,11 @@ BODY: Final = bytes(range(32))
 KEY: Final = b"k" * 16
 ALL: Final = 1 << 26
 
-Row = tuple[RowId, bytes, int | None, bool]
+Row = tuple[LogKey, bytes, int | None, bool]
 """(id, payload, write pointer, whether it was rolled back)."""
 
 
-def payload_of(row: RowId) -> bytes:
+def payload_of(row: LogKey) -> bytes:
     """Return the payload that ``Bench.publish`` gives a message."""
     return b"payload of " + row.hex().encode()
 
@@ -53,10 +53,10 @@ class Bench:
         """The topic's message log."""
         return LogId(self.topic, self.generation)
 
-    def ids(self, count: int) -> list[RowId]:
+    def ids(self, count: int) -> list[LogKey]:
         """Return the next ids."""
         self.ms += count
-        return [row_id(self.ms - count + i, 7) for i in range(count)]
+        return [log_key(self.ms - count + i, 7) for i in range(count)]
 
     async def claim(self, logs: Logs | None = None, name: str = "one") -> LogHold:
         """Claim the topic's log."""
@@ -71,7 +71,7 @@ class Bench:
         key: bytes | None = None,
         payloads: Sequence[bytes] | None = None,
         attributes: Sequence[bytes] = (),
-    ) -> list[RowId]:
+    ) -> list[LogKey]:
         """Append messages as one entry, or several if they need more; return their ids."""
         ids = self.ids(count if payloads is None else len(payloads))
         added = self.entries(hold, ids, shared, payloads, attributes)
@@ -84,7 +84,7 @@ class Bench:
     @staticmethod
     def entries(
         hold: LogHold,
-        ids: Sequence[RowId],
+        ids: Sequence[LogKey],
         shared: Shared,
         payloads: Sequence[bytes] | None = None,
         attributes: Sequence[bytes] = (),
@@ -95,8 +95,8 @@ class Bench:
 
     async def rows(
         self,
-        after: RowId = ROW_ID_MIN,
-        through: RowId | None = None,
+        after: LogKey = LOG_KEY_MIN,
+        through: LogKey | None = None,
         *,
         log: LogId | None = None,
         bytes_max: int = ALL,
@@ -106,13 +106,13 @@ class Bench:
         out: list[Row] = []
         while not reader.ended:
             out += rows_of(await reader.next(bytes_max))
-        return [row for row in out if row[0] > after and row[0] <= (through or ROW_ID_MAX)]
+        return [row for row in out if row[0] > after and row[0] <= (through or LOG_KEY_MAX)]
 
-    async def read(self, log: LogId | None = None) -> list[RowId]:
+    async def read(self, log: LogId | None = None) -> list[LogKey]:
         """Return the ids of a log's messages."""
         return [row[0] for row in await self.rows(log=log)]
 
-    async def hidden(self) -> list[RowId]:
+    async def hidden(self) -> list[LogKey]:
         """Return the ids of messages that were rolled back."""
         return [row[0] for row in await self.rows() if row[3]]
 
@@ -135,7 +135,7 @@ def rows_of(found: Sequence[Entry]) -> list[Row]:
     ]
 
 
-def attributes_of(found: Sequence[Entry]) -> dict[RowId, bytes]:
+def attributes_of(found: Sequence[Entry]) -> dict[LogKey, bytes]:
     """Return the attributes of those messages of entries that have any."""
     return {
         entry.id(place): each for entry in found for place, each in entry.attributes(0, entry.count)
@@ -150,9 +150,9 @@ async def all_of(reader: LogReader) -> list[Entry]:
     return out
 
 
-async def backwards(reader: LogReader, cells_max: int, bytes_max: int = ALL) -> list[RowId]:
+async def backwards(reader: LogReader, cells_max: int, bytes_max: int = ALL) -> list[LogKey]:
     """Return the ids of a reader's messages, backwards."""
-    out: list[RowId] = []
+    out: list[LogKey] = []
     while not reader.ended:
         for entry in await reader.before(cells_max, bytes_max):
             out += entry.ids()[::-1]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_after, row_id
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, log_key, log_key_after
 from broker.storage import sweep
 from broker.storage.entry import Mark, Shared
 from broker.storage.head import NO_END, PageState
@@ -40,14 +40,14 @@ class RollbackContract(LogSuite):
         assert await bench.hidden() == mine
 
     async def test_a_rollback_covers_several_pages(self, bench: Bench, hold: LogHold) -> None:
-        mine: list[RowId] = []
+        mine: list[LogKey] = []
         for _ in range(8):
             mine += await bench.publish(hold, 2, Shared(pointer=7))
             await bench.publish(hold, 1, Shared(pointer=9))
         await hold.rollback(7, mine[0], mine[-1])
         assert await bench.hidden() == mine
         second = await bench.claim(bench.other, "other")
-        await second.rollback(9, ROW_ID_MIN, ROW_ID_MAX)
+        await second.rollback(9, LOG_KEY_MIN, LOG_KEY_MAX)
         assert len(await bench.hidden()) == 24
 
     async def test_a_rollback_without_messages_changes_the_holders_head(
@@ -58,7 +58,7 @@ class RollbackContract(LogSuite):
         await hold.rollback(8, rows[0], rows[-1])
         assert await bench.hidden() == []
         assert hold.head.edits == before.edits + 1
-        await hold.rollback(7, row_after(rows[-1]), ROW_ID_MAX)
+        await hold.rollback(7, log_key_after(rows[-1]), LOG_KEY_MAX)
         assert hold.head.edits == before.edits + 2
 
     async def test_a_rollback_without_messages_fails_for_a_fenced_holder(
@@ -91,11 +91,11 @@ class RollbackContract(LogSuite):
         assert await bench.hidden() == [mine[0], mine[2], mine[3], mine[5]]
 
     async def test_a_rollback_runs_beside_publishes(self, bench: Bench, hold: LogHold) -> None:
-        mine: list[RowId] = []
+        mine: list[LogKey] = []
         for _ in range(6):
             mine += await bench.publish(hold, 1, Shared(pointer=7))
 
-        async def publishes() -> list[RowId]:
+        async def publishes() -> list[LogKey]:
             return [row for _ in range(10) for row in await bench.publish(hold)]
 
         more, _ = await asyncio.gather(publishes(), hold.rollback(7, mine[0], mine[-1]))
@@ -104,7 +104,7 @@ class RollbackContract(LogSuite):
 
     async def test_a_rollback_below_the_floor_is_a_no_op(self, bench: Bench, hold: LogHold) -> None:
         rows = await bench.publish(hold, 2, Shared(pointer=7))
-        await sweep.raise_floor(hold, row_after(rows[-1]))
+        await sweep.raise_floor(hold, log_key_after(rows[-1]))
         assert hold.root.floor == hold.page
         await hold.rollback(7, rows[0], rows[-1])
         assert await bench.read() == []
@@ -155,7 +155,7 @@ class MarkContract(LogSuite):
         self, bench: Bench, hold: LogHold
     ) -> None:
         rows = [row for n in range(5) for row in await bench.publish(hold, key=b"%016d" % n)]
-        await sweep.raise_floor(hold, row_after(rows[-1]))
+        await sweep.raise_floor(hold, log_key_after(rows[-1]))
         await bench.clear(hold)
         second = await bench.claim(bench.other, "other")
         for number, row in enumerate(rows):
@@ -191,29 +191,29 @@ class FloorContract(LogSuite):
     """The floor, the removal of pages below it, and lifetimes."""
 
     @pytest.fixture
-    async def ten(self, bench: Bench, hold: LogHold) -> list[RowId]:
+    async def ten(self, bench: Bench, hold: LogHold) -> list[LogKey]:
         """Give ten messages in three pages."""
         rows = [row for _ in range(10) for row in await bench.publish(hold)]
         await hold.settled()
         return rows
 
     async def test_the_floor_is_the_start_of_the_page_with_the_bound(
-        self, bench: Bench, hold: LogHold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
         rows = ten
         await sweep.raise_floor(hold, rows[2])
-        assert hold.root.floor == ROW_ID_MIN
+        assert hold.root.floor == LOG_KEY_MIN
         await sweep.raise_floor(hold, rows[6])
-        assert hold.root.floor == row_after(rows[3])
+        assert hold.root.floor == log_key_after(rows[3])
         assert await bench.read() == rows[4:]
-        reader = bench.other.reader(bench.log, ROW_ID_MIN)
+        reader = bench.other.reader(bench.log, LOG_KEY_MIN)
         assert await backwards(reader, 2) == rows[4:][::-1]
         await sweep.raise_floor(hold, rows[1])
-        await hold.raise_floor(row_after(rows[3]))
-        assert hold.root.floor == row_after(rows[3])
+        await hold.raise_floor(log_key_after(rows[3]))
+        assert hold.root.floor == log_key_after(rows[3])
 
     async def test_clearing_removes_pages_in_slices(
-        self, bench: Bench, hold: LogHold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
         rows = ten
         assert await bench.clear(hold) == 0
@@ -227,15 +227,15 @@ class FloorContract(LogSuite):
         assert await bench.read() == rows[8:]
 
     async def test_a_tail_that_expired_is_sealed_first(
-        self, bench: Bench, hold: LogHold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
         rows = ten
-        await sweep.raise_floor(hold, row_after(rows[-1]))
-        assert hold.root.floor == hold.page == row_after(rows[-1])
+        await sweep.raise_floor(hold, log_key_after(rows[-1]))
+        assert hold.root.floor == hold.page == log_key_after(rows[-1])
         assert await bench.clear(hold) == 10
         assert await bench.read() == []
         page = hold.page
-        await sweep.raise_floor(hold, row_id(1 << 40, 0))
+        await sweep.raise_floor(hold, log_key(1 << 40, 0))
         assert hold.page == page
         second = await bench.claim(bench.other, "other")
         more = await bench.publish(second, 2)
@@ -243,11 +243,11 @@ class FloorContract(LogSuite):
         assert await bench.read() == more
 
     async def test_messages_published_meanwhile_stay_above_the_floor(
-        self, bench: Bench, hold: LogHold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
         rows = ten
-        bound = row_after(rows[-1])
-        more: list[RowId] = []
+        bound = log_key_after(rows[-1])
+        more: list[LogKey] = []
 
         async def publishes() -> None:
             for _ in range(8):
@@ -260,29 +260,29 @@ class FloorContract(LogSuite):
         assert found[-8:] == more
 
     async def test_concurrent_changes_never_lower_the_floor(
-        self, bench: Bench, hold: LogHold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
         rows = ten
         await bench.publish(hold, key=KEY)
         await asyncio.gather(
-            hold.raise_floor(row_after(rows[7])), hold.raise_floor(row_after(rows[3]))
+            hold.raise_floor(log_key_after(rows[7])), hold.raise_floor(log_key_after(rows[3]))
         )
-        assert hold.root.floor == row_after(rows[7])
+        assert hold.root.floor == log_key_after(rows[7])
 
     async def test_a_removed_page_is_not_made_again(
-        self, bench: Bench, hold: LogHold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
         rows = ten
         await sweep.raise_floor(hold, rows[-1])
         await bench.clear(hold)
         assert await bench.read() == rows[8:]
-        head, turned = await sweep.turn_gone(bench.one.resolver, bench.log, ROW_ID_MIN)
+        head, turned = await sweep.turn_gone(bench.one.resolver, bench.log, LOG_KEY_MIN)
         assert head is not None
         assert (head.state, turned) == (PageState.GONE, False)
 
     async def test_entries_whose_life_ended_become_stubs(self, bench: Bench, hold: LogHold) -> None:
         kept = await bench.publish(hold, 2)
-        gone: list[RowId] = []
+        gone: list[LogKey] = []
         for _ in range(6):
             gone += await bench.publish(hold, 1, Shared(lifetime_ms=50), key=KEY)
         late = await bench.publish(hold, 1, Shared(lifetime_ms=1 << 40))

@@ -8,7 +8,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import Fenced
-from broker.model import ROW_ID_MIN, RowId, row_after
+from broker.model import LOG_KEY_MIN, LogKey, log_key_after
 from broker.storage import sweep
 from broker.storage.entry import Shared
 from broker.storage.head import PageState
@@ -82,7 +82,7 @@ class GenerationContract(LogSuite):
         bench.generation = 2
         again = await bench.claim(bench.other, "other")
         assert again.epoch == 3
-        assert (again.page, again.pointer) == (row_after(rows[-1]), rows[-1])
+        assert (again.page, again.pointer) == (log_key_after(rows[-1]), rows[-1])
         assert (again.root.floor, again.root.gone) == (again.page, again.page)
         assert await again.marks.find(1, KEY) == []
         assert await bench.read() == []
@@ -103,7 +103,7 @@ class GenerationContract(LogSuite):
         assert await bench.read() == rows
 
     async def test_clearing_a_dead_generation_keeps_the_live_one(self, bench: Bench) -> None:
-        rows: list[RowId] = []
+        rows: list[LogKey] = []
         for generation in (1, 2, 3):
             bench.generation = generation
             hold = await bench.claim()
@@ -112,7 +112,7 @@ class GenerationContract(LogSuite):
                 await bench.one.delete(bench.log, "one")
         went = 0
         for generation in (1, 2, 3, 4):
-            after: RowId | None = ROW_ID_MIN
+            after: LogKey | None = LOG_KEY_MIN
             while after is not None:
                 some, after = await sweep.clear_generation(
                     bench.one.resolver, bench.topic, generation, after, 2
@@ -120,7 +120,7 @@ class GenerationContract(LogSuite):
                 went += some
         assert went == 18
         assert await bench.read() == rows
-        head, turned = await sweep.turn_gone(bench.one.resolver, LogId(bench.topic, 1), ROW_ID_MIN)
+        head, turned = await sweep.turn_gone(bench.one.resolver, LogId(bench.topic, 1), LOG_KEY_MIN)
         assert head is not None
         assert not turned
 
@@ -148,7 +148,7 @@ class PayloadContract(LogSuite):
         assert [row[:2] for row in await bench.rows(log=part.log)] == [
             (row, payload_of(row)) for row in stored
         ]
-        reader = bench.other.reader(part.log, ROW_ID_MIN)
+        reader = bench.other.reader(part.log, LOG_KEY_MIN)
         while not reader.ended:
             assert not reader.is_closed
             await reader.next(1)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import pytest
 
 from broker.errors import BodyTooLarge, Unavailable
-from broker.model import TopicId, row_id
+from broker.model import TopicId, log_key
 from broker.storage.keys import MARK, LogId, page_key, side_prefix
 from broker.storage.table import HEAD, Space, Table, TableError
 
@@ -50,13 +50,13 @@ class Place(NamedTuple):
         if space is Space.RECORDS:
             return b"contract/%s/\x00'\"\xff/%08d" % (self.token.encode(), ms)
         return page_key(
-            LogId(self.topic, 1, None if space is Space.MESSAGES else -7), row_id(ms, 3)
+            LogId(self.topic, 1, None if space is Space.MESSAGES else -7), log_key(ms, 3)
         )
 
 
 def column(number: int, kind: bytes = b"p") -> bytes:
     """Return an entry's column that sorts by ``number``."""
-    return b"e" + row_id(number, 0xFF00) + kind
+    return b"e" + log_key(number, 0xFF00) + kind
 
 
 async def make(
@@ -549,7 +549,7 @@ class ReadContract(TableSuite):
     async def test_a_put_has_no_condition(self, table: Table, place: Place) -> None:
         space = Space.MESSAGES
         mark = side_prefix(LogId(place.topic, 1), MARK)
-        rows = [mark + bytes([n]) * 16 + row_id(n, 0) for n in range(3)]
+        rows = [mark + bytes([n]) * 16 + log_key(n, 0) for n in range(3)]
         await make(table, space, rows[1], {column(1): b"stays"})
         await table.put(space, {row: b"put %d" % n for n, row in enumerate(rows)})
         await table.put(space, {rows[0]: b"again"})

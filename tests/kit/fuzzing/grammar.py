@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from broker.clock import SystemClock
-from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
+from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, log_key
 from broker.operations.operation import DeclaredOperation
 from broker.operations.table import OPERATIONS
 from broker.wire import avro, avrojson, messages, snapshotjson
@@ -138,7 +138,7 @@ class Grammar:
             return "2026-11-23T10:00:00Z"
         if kind == 2:
             return rng.choice(("now", "0", "-5", "9" * 30))
-        return (row_id(self._now_ms + rng.randrange(-9_000, 99_000), rng.randrange(9)) * 2).hex()
+        return (log_key(self._now_ms + rng.randrange(-9_000, 99_000), rng.randrange(9)) * 2).hex()
 
     def _headers(self) -> list[tuple[str, str]]:
         rng = self._rng
@@ -231,8 +231,8 @@ class Grammar:
 
     def _rollback(self) -> tuple[str, bytes]:
         rng = self._rng
-        first = row_id(self._now_ms + rng.randrange(90_000), 0)
-        last = row_id(self._now_ms + rng.randrange(90_000), 5)
+        first = log_key(self._now_ms + rng.randrange(90_000), 0)
+        last = log_key(self._now_ms + rng.randrange(90_000), 5)
         rows = RollbackRange(self.pointer(), first, last)
         if rng.random() < 0.5:
             return AVRO, avro.encode_publish_response(rows)
@@ -259,7 +259,7 @@ class Grammar:
 
     def _poll(self) -> tuple[str, bytes]:
         rng = self._rng
-        start = rng.choice((None, self._now_ms, (row_id(self._now_ms, 3) + bytes(10))))
+        start = rng.choice((None, self._now_ms, (log_key(self._now_ms, 3) + bytes(10))))
         snapshot = self.snapshot() if rng.random() < 0.5 else None
         poll = Poll(start, rng.random() < 0.5, rng.choice((1, 2, 10, 50)), snapshot)
         kind = rng.choice((AVRO, AVRO, AVRO_JSON, JSON))

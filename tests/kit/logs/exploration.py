@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from broker.model import ROW_ID_MIN
+from broker.model import LOG_KEY_MIN
 from broker.storage.keys import LogId
 from broker.storage.memory.adversary import AdversaryTable, Bias
 from broker.storage.ownpage import PageBounds
@@ -224,7 +224,7 @@ class World:
         acked = self.ghost.acked
         pointer = self._chance.randrange(1, 4)
         if not acked:
-            return lambda: node.rollback(pointer, ROW_ID_MIN, b"\x7f" * 10)
+            return lambda: node.rollback(pointer, LOG_KEY_MIN, b"\x7f" * 10)
         ids = [acked[self._chance.randrange(max(0, len(acked) - 12), len(acked))].id for _ in "12"]
         return lambda: node.rollback(pointer, min(ids), max(ids))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from broker.model import ROW_ID_MIN, RowId, timestamp_of
+from broker.model import LOG_KEY_MIN, LogKey, timestamp_of
 from broker.storage.entry import Entry, Mark
 from broker.storage.head import NO_END
 from broker.storage.keys import LogId
@@ -31,7 +31,7 @@ from tests.kit.logs.watched import TOPIC, Page, WatchedTable
 class Shown(NamedTuple):
     """A message in an answer."""
 
-    id: RowId
+    id: LogKey
     label: str
     is_hidden: bool
 
@@ -40,7 +40,7 @@ class Acked(NamedTuple):
     """An acknowledged append of one message."""
 
     label: str
-    id: RowId
+    id: LogKey
     generation: int
     epoch: int
 
@@ -50,10 +50,10 @@ class Rolled(NamedTuple):
 
     generation: int
     pointer: int
-    ids: frozenset[RowId]
+    ids: frozenset[LogKey]
     """Messages of its range that were acknowledged before it began."""
 
-    def covers(self, generation: int, pointer: int | None, row: RowId) -> bool:
+    def covers(self, generation: int, pointer: int | None, row: LogKey) -> bool:
         """Return whether it covers a message."""
         return (generation, pointer) == self[:2] and row in self.ids
 
@@ -73,8 +73,8 @@ class Answer(NamedTuple):
     op: str
     start: Start
     generation: int
-    low: RowId
-    floor: RowId
+    low: LogKey
+    floor: LogKey
     shown: list[Shown]
     is_strict: bool
 
@@ -82,11 +82,11 @@ class Answer(NamedTuple):
 class Stored(NamedTuple):
     """A message of the true log."""
 
-    id: RowId
+    id: LogKey
     label: str | None
     entry: Entry
     is_hidden: bool
-    page: RowId
+    page: LogKey
     is_gone: bool
 
 
@@ -103,9 +103,9 @@ class Ghost:
     answers: list[Answer] = dataclasses.field(default_factory=list)
     payloads: list[tuple[int, int, list[str], int]] = dataclasses.field(default_factory=list)
     """(generation, payload log, labels, number of stores acknowledged before the read began)."""
-    replays: list[tuple[int, str, RowId]] = dataclasses.field(default_factory=list)
+    replays: list[tuple[int, str, LogKey]] = dataclasses.field(default_factory=list)
     """(generation, key, first id)."""
-    bounds: dict[int, RowId] = dataclasses.field(default_factory=dict)
+    bounds: dict[int, LogKey] = dataclasses.field(default_factory=dict)
     """By generation: the id below which messages have expired."""
     ended_ms: int = 0
     """Lifetimes that end before this time may be ended."""
@@ -124,7 +124,7 @@ class Ghost:
         self.wrong += self.table.violations
         root = self.table.root()
         logs: dict[int, list[Stored]] = {}
-        last, epoch = ROW_ID_MIN, 0
+        last, epoch = LOG_KEY_MIN, 0
         for generation in sorted(self.table.firsts):
             log = LogId(TOPIC, generation)
             pages = self.table.chain(log)
@@ -147,7 +147,7 @@ class Ghost:
 
     def _judge_pages(self, log: LogId, pages: list[Page]) -> list[Stored]:
         out: list[Stored] = []
-        last, epoch, total, prev = ROW_ID_MIN, 0, 0, None
+        last, epoch, total, prev = LOG_KEY_MIN, 0, 0, None
         for page in pages:
             if prev is not None and page.head.prev != prev:
                 self.bad("prev is wrong", page.key)
@@ -183,10 +183,10 @@ class Ghost:
         if page.head.first_end_ms > ends:
             self.bad("first_end is too late", page.key)
 
-    def _judge_marks(self, log: LogId, pages: list[Page], floor: RowId) -> None:
+    def _judge_marks(self, log: LogId, pages: list[Page], floor: LogKey) -> None:
         rows = self.table.spaces[Space.MESSAGES]
         keys: dict[bytes, Mark] = {}
-        marked = pages[-1].head.marked if pages else ROW_ID_MIN
+        marked = pages[-1].head.marked if pages else LOG_KEY_MIN
         for page in pages:
             for entry in page.entries:
                 for mark in entry.marks:
@@ -202,7 +202,7 @@ class Ghost:
                 if known is None or known.first != first:
                     self.bad("a replay of an append that is not in the log", key, first)
 
-    def _judge_acked(self, generation: int, messages: list[Stored], floor: RowId) -> None:
+    def _judge_acked(self, generation: int, messages: list[Stored], floor: LogKey) -> None:
         known: dict[str, Stored] = {}
         for message in messages:
             if message.label is None:
@@ -223,7 +223,7 @@ class Ghost:
             elif found is not None and found.id != acked.id:
                 self.bad("acknowledged with another id", acked.label)
 
-    def _judge_message(self, generation: int, message: Stored, floor: RowId) -> None:
+    def _judge_message(self, generation: int, message: Stored, floor: LogKey) -> None:
         if message.label in self.never:
             self.bad("refused, and present in the log", message.label)
         pointer = message.entry.pointer
@@ -234,7 +234,7 @@ class Ghost:
             and any(r.covers(generation, pointer, message.id) for r in self.rolled)
         ):
             self.bad("rolled back, visible in storage", message.label)
-        if message.page < floor and message.id >= self.bounds.get(generation, ROW_ID_MIN):
+        if message.page < floor and message.id >= self.bounds.get(generation, LOG_KEY_MIN):
             self.bad("below the floor, not expired", message.label)
 
     def _judge_payload_logs(self, generation: int, messages: list[Stored]) -> None:
@@ -284,7 +284,9 @@ class Ghost:
         if answer.is_strict and answer.start.generation == answer.generation:
             self._judge_strictly(answer, by_id, have)
 
-    def _judge_strictly(self, answer: Answer, by_id: dict[RowId, Stored], have: set[RowId]) -> None:
+    def _judge_strictly(
+        self, answer: Answer, by_id: dict[LogKey, Stored], have: set[LogKey]
+    ) -> None:
         for acked in self.acked[: answer.start.acked]:
             there = by_id.get(acked.id)
             if (

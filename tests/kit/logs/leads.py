@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from broker.model import RowId, timestamp_of
+from broker.model import LogKey, timestamp_of
 from broker.storage import sweep
 from broker.storage.entry import Entry
 from broker.storage.hold import LogHold
 from broker.storage.memory.adversary import AdversaryTable
 from broker.testing.virtual_time import VirtualClock
-from broker.topics.ids import RowIds, first_timestamp_ms
+from broker.topics.log_keys import LogKeys, first_timestamp_ms
 
 
 class NodeTable:
@@ -71,7 +71,7 @@ class NodeTable:
 class Cached(NamedTuple):
     """A message in a leader's memory."""
 
-    id: RowId
+    id: LogKey
     label: str
     pointer: int | None
     is_hidden: bool
@@ -111,9 +111,9 @@ class Part:
         self.ids = _ids(hold, clock, instance)
 
 
-def _ids(hold: LogHold, clock: VirtualClock, instance: int) -> RowIds:
+def _ids(hold: LogHold, clock: VirtualClock, instance: int) -> LogKeys:
     first_ms = first_timestamp_ms(clock.now_ms(), timestamp_of(hold.pointer))
-    return RowIds(
+    return LogKeys(
         first_ms=first_ms,
         monotonic_ms=clock.monotonic() * 1000,
         lead_ms_max=1 << 50,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable, UnavailableError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_before
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.hold import LogHold
@@ -25,7 +25,7 @@ from broker.storage.records import Records
 from broker.storage.resolve import Resolver
 from broker.storage.root import RootState
 from broker.testing.virtual_time import VirtualClock
-from broker.topics.ids import LeadExceeded, RowIds
+from broker.topics.log_keys import LeadExceeded, LogKeys
 from tests.kit.logs.ghost import Acked, Answer, Ghost, Rolled, Shown, Start
 from tests.kit.logs.leads import Lead, NodeTable, Part
 from tests.kit.logs.watched import TOPIC
@@ -109,7 +109,7 @@ class Node:
                 raise Refused from None
             lead = Lead(hold, self.clock, self._instance)
             for page, head in await hold.chain(hold.root.floor, hold.pointer):
-                reader = self.logs.reader(log, row_before(hold.root.floor), hold.pointer)
+                reader = self.logs.reader(log, log_key_before(hold.root.floor), hold.pointer)
                 entries = await reader.page_entries(page, head)
                 lead.take(entries)
             self.lead = lead
@@ -162,7 +162,7 @@ class Node:
             ghost.acked.append(Acked(label, row, hold.log.generation, epoch))
 
     def _entries(
-        self, ids: RowIds, hold: LogHold, labels: Sequence[str], shared: Shared = PLAIN
+        self, ids: LogKeys, hold: LogHold, labels: Sequence[str], shared: Shared = PLAIN
     ) -> list[Entry]:
         """Return messages as entries: one, or sometimes two."""
         try:
@@ -185,14 +185,16 @@ class Node:
             raise Refused
         floor = lead.hold.root.floor
         shown = [Shown(m.id, m.label, m.is_hidden) for m in lead.cache if m.id >= floor]
-        self._answered("polled", start, lead.hold.log.generation, ROW_ID_MIN, shown, is_strict=True)
+        self._answered(
+            "polled", start, lead.hold.log.generation, LOG_KEY_MIN, shown, is_strict=True
+        )
 
     def _answered(
         self,
         op: str,
         start: Start,
         generation: int,
-        low: RowId,
+        low: LogKey,
         shown: list[Shown],
         *,
         is_strict: bool,
@@ -209,10 +211,10 @@ class Node:
         generation = await self._generation()
         if generation is None:
             raise Refused
-        low = ROW_ID_MIN
+        low = LOG_KEY_MIN
         if self._ghost.acked and self._chance.random() < 0.4:
             low = self._chance.choice(self._ghost.acked).id
-        reader = self.logs.reader(LogId(TOPIC, generation), row_before(low) if low else low)
+        reader = self.logs.reader(LogId(TOPIC, generation), log_key_before(low) if low else low)
         shown: list[Shown] = []
         is_whole = True
         while not reader.ended:
@@ -231,7 +233,7 @@ class Node:
         op = "backwards" if backwards else "read"
         self._answered(op, start, generation, low, shown, is_strict=is_strict)
 
-    async def rollback(self, pointer: int, first: RowId, last: RowId) -> None:
+    async def rollback(self, pointer: int, first: LogKey, last: LogKey) -> None:
         """Roll a transaction's messages back."""
         begun = [(a.generation, a.id) for a in self._ghost.acked if first <= a.id <= last]
         lead = await self.leader()
@@ -264,7 +266,7 @@ class Node:
             bound = (int.from_bytes(hold.pointer, "big") + 1).to_bytes(10, "big")
         generation = hold.log.generation
         bounds = self._ghost.bounds
-        bounds[generation] = max(bounds.get(generation, ROW_ID_MIN), bound)
+        bounds[generation] = max(bounds.get(generation, LOG_KEY_MIN), bound)
         await self._guarded(lead, sweep.raise_floor(hold, bound))
         more, slices = True, 0
         while more and slices < 50:
@@ -311,7 +313,7 @@ class Node:
         """Clear the pages of dead generations."""
         root = await self.logs.root(LogId(TOPIC, 1))
         for generation in range(1, 0 if root is None else root.generation):
-            after: RowId | None = ROW_ID_MIN
+            after: LogKey | None = LOG_KEY_MIN
             while after is not None:
                 _, after = await sweep.clear_generation(
                     self.logs.resolver, TOPIC, generation, after, self._chance.choice((1, 100))
@@ -372,7 +374,7 @@ class Node:
         self._ghost.acked.append(Acked(label, row, lead.hold.log.generation, epoch))
         await self.payload_logs.mark_published(lead.hold, number, row)
 
-    async def find_reference(self, lead: Lead, number: int, at: RowId) -> RowId | None:
+    async def find_reference(self, lead: Lead, number: int, at: LogKey) -> LogKey | None:
         """Search for a reference behind ``at``. Raises OutcomeUnknown."""
         hold, after = lead.hold, (int.from_bytes(at, "big") + 1).to_bytes(10, "big")
         through = hold.pointer
@@ -402,7 +404,7 @@ class Node:
         if generation is None:
             raise Refused
         stores = len(self._ghost.stored)
-        reader = self.logs.reader(LogId(TOPIC, generation), ROW_ID_MIN)
+        reader = self.logs.reader(LogId(TOPIC, generation), LOG_KEY_MIN)
         numbers = []
         while not reader.ended:
             numbers += [e.number for e in await reader.next(1 << 20) if e.number is not None]
@@ -416,7 +418,7 @@ class Node:
     async def payloads(self, log: LogId) -> list[str] | None:
         """Return the labels of a closed payload log; of a dropped one, all stored labels; None if it is not closed."""
         for _ in range(4):
-            reader = self.logs.reader(log, ROW_ID_MIN, ROW_ID_MAX)
+            reader = self.logs.reader(log, LOG_KEY_MIN, LOG_KEY_MAX)
             labels: list[str] = []
             while not reader.ended:
                 for entry in await reader.next(self._chance.choice((1, 1 << 20))):
@@ -431,7 +433,7 @@ class Node:
         return None
 
 
-def _shown(found: Sequence[Entry], low: RowId, *, backwards: bool) -> list[Shown]:
+def _shown(found: Sequence[Entry], low: LogKey, *, backwards: bool) -> list[Shown]:
     out = []
     for entry in found:
         if entry.is_stub:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-from broker.model import ROW_ID_BYTES, RowId, TopicId
+from broker.model import LOG_KEY_BYTES, LogKey, TopicId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -41,7 +41,7 @@ class Violation(Exception):
 class Page(NamedTuple):
     """A page of the true log. ``is_gone``: its entries were removed."""
 
-    key: RowId
+    key: LogKey
     head: Head
     entries: list[Entry]
     is_gone: bool
@@ -92,9 +92,9 @@ class WatchedTable(MemoryTable):
         super().__init__(is_alone=False)
         for space in Space:
             self.spaces[space] = WatchedRows(space, self)
-        self.firsts: dict[int, RowId] = {}
+        self.firsts: dict[int, LogKey] = {}
         """By generation: the key of its first page."""
-        self.floors: dict[int, RowId] = {}
+        self.floors: dict[int, LogKey] = {}
         """By generation: its floor, the last one of a dead generation."""
         self._graves: dict[tuple[Space, bytes], Undo] = {}
         self._references: set[tuple[int, int]] = set()
@@ -163,9 +163,9 @@ class WatchedTable(MemoryTable):
             log.number is None
             and root is not None
             and (root.generation, root.state) == (log.generation, RootState.LIVE)
-            and key[-ROW_ID_BYTES:] >= root.floor
+            and key[-LOG_KEY_BYTES:] >= root.floor
         ):
-            self.violations.append(f"removed above the floor: {key[-ROW_ID_BYTES:].hex()}")
+            self.violations.append(f"removed above the floor: {key[-LOG_KEY_BYTES:].hex()}")
 
     def removed(self, space: Space, key: bytes, undo: Undo) -> None:
         """Keep a removed row in the graves."""
@@ -177,7 +177,7 @@ class WatchedTable(MemoryTable):
 
     def chain(self, log: LogId) -> list[Page]:
         """Return the pages of a log from its first one, removed ones included."""
-        page = self.firsts.get(log.generation) if log.number is None else bytes(ROW_ID_BYTES)
+        page = self.firsts.get(log.generation) if log.number is None else bytes(LOG_KEY_BYTES)
         out: list[Page] = []
         while page is not None:
             found = self._page(log, page)
@@ -189,7 +189,7 @@ class WatchedTable(MemoryTable):
             page = found.head.next
         return out
 
-    def _page(self, log: LogId, page: RowId) -> Page | None:
+    def _page(self, log: LogId, page: LogKey) -> Page | None:
         space, key = space_of(log), page_key(log, page)
         grave = self._graves.get((space, key))
         if grave is not None:

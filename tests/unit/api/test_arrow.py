@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.api.arrow import ArrowMaker, ArrowStream
 from broker.errors import NotInstalled
-from broker.model import row_id
+from broker.model import log_key
 from broker.storage import entry as entries
 from broker.storage.entry import Entry, Shared, entries_of
 from broker.storage.page_entries import joined
@@ -58,7 +58,7 @@ def entry_of(
     sizes: Sequence[int], form: str, *, is_stored: bool = False, encoded: Sequence[bytes] = ()
 ) -> list[Entry]:
     """Return entries with payloads of these sizes: new, decoded from storage, or joined."""
-    ids = [row_id(1000 + place, place) for place in range(len(sizes))]
+    ids = [log_key(1000 + place, place) for place in range(len(sizes))]
     payloads = [bytes([place % 256]) * size for place, size in enumerate(sizes)]
     found = entries_of(1, ids, payloads, Shared(is_stored=is_stored), encoded)
     if form == "stored":
@@ -80,7 +80,7 @@ def runs(draw: st.DrawFn) -> list[Run]:
     for _ in range(draw(st.integers(1, 4))):
         size = st.sampled_from(SIZES[:-1]) | st.integers(0, 300)
         sizes = draw(st.lists(size, min_size=1, max_size=12) | st.lists(st.just(5), min_size=1))
-        reference = draw(st.sampled_from([None, row_id(5000, 1), row_id(6000, 2)]))
+        reference = draw(st.sampled_from([None, log_key(5000, 1), log_key(6000, 2)]))
         form = draw(st.sampled_from(["made", "stored", "joined"]))
         encoded = draw(st.just([]) | st.lists(ENCODED, min_size=len(sizes), max_size=len(sizes)))
         for entry in entry_of(sizes, form, is_stored=reference is not None, encoded=encoded):
@@ -128,7 +128,7 @@ def test_columns_of_any_length_may_have_no_attributes() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("reference", [None, row_id(5000, 1)])
+@pytest.mark.parametrize("reference", [None, log_key(5000, 1)])
 def test_payloads_of_every_size(size: int, reference: bytes | None) -> None:
     for sizes in ([size] * 5, [size, 0, size, 300, size]):
         found = entry_of(sizes, "stored", is_stored=reference is not None)
@@ -138,7 +138,7 @@ def test_payloads_of_every_size(size: int, reference: bytes | None) -> None:
 
 def test_items_of_one_size_whose_payloads_differ() -> None:
     """An item of 63 payload bytes in a payload log is as long as one of 52 bytes in the message log."""
-    reference = row_id(5000, 1)
+    reference = log_key(5000, 1)
     (stored,) = entry_of([63], "stored", is_stored=True)
     (inline,) = entry_of([52], "stored")
     assert len(stored.items) == len(inline.items)

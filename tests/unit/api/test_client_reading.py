@@ -14,7 +14,7 @@ import pytest
 
 from broker.client import BadRequest, Client, NewMessage, SyncClient, TopicNotFound, range_read
 from broker.errors import NotInstalled, Unavailable, UnavailableError
-from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, row_id
+from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, log_key
 from broker.topics import streams, topics
 from broker.topics.topic_state import TopicState
 from tests.kit.http_cluster import HttpCluster, on_cluster
@@ -160,7 +160,7 @@ async def test_keys_and_headers_are_read_with_their_messages(
 
 async def test_an_empty_topic_has_no_messages(client: Client) -> None:
     assert await read_both(client) == []
-    assert await read_both(client, row_id(5, 5) + bytes(10), row_id(9, 9) + bytes(10)) == []
+    assert await read_both(client, log_key(5, 5) + bytes(10), log_key(9, 9) + bytes(10)) == []
 
 
 async def test_messages_published_during_a_read_are_no_part_of_it(

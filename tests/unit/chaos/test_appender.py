@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from broker.clock import SystemClock
-from broker.model import row_id
+from broker.model import log_key
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from chaos import checkers
@@ -19,7 +19,7 @@ from chaos.full_disk import found_in, history_of
 def test_a_changed_payload_is_a_violation(
     changed: bool, violations: set[str], tmp_path: Path
 ) -> None:
-    last = row_id(1, 2)
+    last = log_key(1, 2)
 
     async def fill() -> None:
         table = await open_table(tmp_path)

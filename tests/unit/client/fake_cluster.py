@@ -8,7 +8,7 @@ import asyncio
 import re
 from collections import Counter, deque
 
-from broker.model import Message, row_id
+from broker.model import Message, log_key
 from broker.wire import avro
 from tests.kit.poll_replies import page_of
 from tests.kit.request_bodies import read_poll
@@ -61,7 +61,7 @@ class Cluster:
             return
         log = self.logs.setdefault(topic, [])
         for payload in avro.decode_publish_request(body, messages_max=10**6).payloads:
-            log.append(Message(row_id(1000 + len(log), 0) + bytes(10), payload))
+            log.append(Message(log_key(1000 + len(log), 0) + bytes(10), payload))
         self.keys[key] = True
 
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from broker.client import Leader, Published
 from broker.client.acknowledgements import each_of, ids_of
-from broker.model import ROW_ID_MIN, row_id
-from broker.topics.ids import RowIds
+from broker.model import LOG_KEY_MIN, log_key
+from broker.topics.log_keys import LogKeys
 
 NOW_MS = 1_700_000_000_000
 LEADER = Leader("http://a:1", 1, 2)
@@ -13,10 +13,10 @@ LEADER = Leader("http://a:1", 1, 2)
 
 def taken(instance: int | None, before: int, count: int) -> list[bytes]:
     """Return the ids that the broker gives one request behind ``before`` other messages of its batch."""
-    ids = RowIds(first_ms=NOW_MS, monotonic_ms=0.0, lead_ms_max=1000, instance=instance)
+    ids = LogKeys(first_ms=NOW_MS, monotonic_ms=0.0, lead_ms_max=1000, instance=instance)
     if before:
         ids.take(before, NOW_MS, 0.0)
-    return [row + ROW_ID_MIN for row in ids.take(count, NOW_MS, 0.0)]
+    return [row + LOG_KEY_MIN for row in ids.take(count, NOW_MS, 0.0)]
 
 
 @pytest.mark.slow
@@ -57,5 +57,5 @@ def test_a_count_that_does_not_fit_gives_no_ids(count):
 
 def test_references_and_answers_without_ids_have_no_ids():
     assert each_of(Published(), 3) == [Published()] * 3
-    reference = row_id(7, 1) + row_id(6, 1)
+    reference = log_key(7, 1) + log_key(6, 1)
     assert ids_of(reference, reference, 1) is None

@@ -10,16 +10,16 @@ import pytest
 from broker.client.bulk import MessageSplitter
 from broker.client.client_request import Reply
 from broker.errors import BadRequest, NotInstalled, TopicNotFound, Unavailable
-from broker.model import Snapshot, row_id
+from broker.model import Snapshot, log_key
 from broker.wire.transaction import encode_transaction
 
 SCHEMA = pa.schema([("id", pa.binary()), ("value", pa.binary())])
-THROUGH = row_id(9999, 0) + bytes(10)
+THROUGH = log_key(9999, 0) + bytes(10)
 END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def message_id(number):
-    return row_id(1000 + number, 0) + bytes(10)
+    return log_key(1000 + number, 0) + bytes(10)
 
 
 def foreign(*names):

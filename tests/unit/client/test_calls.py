@@ -7,13 +7,13 @@ from broker.client.client_request import Reply
 from broker.client.retrier import Retrier
 from broker.client.room import Room
 from broker.errors import BodyTooLarge, TopicNotFound, Unavailable
-from broker.model import Message, Poll, TopicId, row_id
+from broker.model import Message, Poll, TopicId, log_key
 from tests.kit.poll_replies import page_of
 
 TOPIC = TopicId("ns1", "t1")
 BUSY = Reply(503, {"broker-error": "overloaded"}, b"busy")
 GONE = Reply(404, {"broker-error": "topic_not_found"}, b"gone")
-MESSAGES = [Message(row_id(1000 + i, 0) + bytes(10), b"%d" % i) for i in range(3)]
+MESSAGES = [Message(log_key(1000 + i, 0) + bytes(10), b"%d" % i) for i in range(3)]
 PAGES = [page_of([m]) for m in MESSAGES]
 
 

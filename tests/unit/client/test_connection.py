@@ -6,7 +6,7 @@ import pytest
 from broker.client import Client, Settings, TailOptions, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import Message, Poll, PublishRequest, TopicId, row_id
+from broker.model import Message, Poll, PublishRequest, TopicId, log_key
 from tests.kit import poll_replies
 
 TOPIC = TopicId("ns1", "t1")
@@ -165,7 +165,7 @@ TEXT = b"\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\ndenied"
 async def test_after_an_answer_of_the_broker_any_refusal_of_a_proxy_is_the_broker_away(
     raw_broker, answer
 ):
-    page = poll_replies.page_of([Message(row_id(1, 0) + bytes(10), b"x")]) + b"\0"
+    page = poll_replies.page_of([Message(log_key(1, 0) + bytes(10), b"x")]) + b"\0"
     begin = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: %d\r\n\r\n"
     proxys = b"HTTP/1.1 " + answer
     raw_broker.answers.extend([begin % len(page) + page, proxys, proxys, begin % 1 + b"\0"])

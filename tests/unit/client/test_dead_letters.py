@@ -1,11 +1,11 @@
 """A dead letter says why it was made, and keeps room for that."""
 
 from broker.client import dead_letters
-from broker.model import Message, TopicId, row_id
+from broker.model import Message, TopicId, log_key
 from broker.wire import attributes
 
 TOPIC = TopicId("ns", "t")
-ID = row_id(1_764_000_000_123, 7) + bytes(10)
+ID = log_key(1_764_000_000_123, 7) + bytes(10)
 ERROR = ValueError("no such thing")
 
 

@@ -9,7 +9,7 @@ from broker.client import calls
 from broker.client.tail import TailOptions
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
-from broker.model import Message, row_id
+from broker.model import Message, log_key
 from tests.kit import poll_replies
 
 
@@ -135,7 +135,7 @@ async def test_an_endless_reading_gives_up_an_answer_that_comes_byte_by_byte(
 
 async def test_a_message_without_an_end_is_given_up_at_a_bound(make_client, transport, monkeypatch):
     monkeypatch.setattr(calls, "REPLY_BYTES_MAX", 10_000)
-    large = poll_replies.page_of([Message(row_id(1, 0) + bytes(10), b"x" * 50_000)])
+    large = poll_replies.page_of([Message(log_key(1, 0) + bytes(10), b"x" * 50_000)])
     transport.answer = lambda _: [large[at : at + 1000] for at in range(0, len(large), 1000)]
     async with make_client(deadline_s=0.01) as client:
         with pytest.raises(UnavailableError, match="not as a broker does"):

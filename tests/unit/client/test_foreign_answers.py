@@ -9,7 +9,7 @@ from broker.client import admin
 from broker.client.client_request import Reply
 from broker.client.tail import TailOptions
 from broker.errors import Forbidden, OutcomeUnknown, Unavailable
-from broker.model import Message, TopicId, row_id
+from broker.model import Message, TopicId, log_key
 from tests.kit.poll_replies import page_of
 
 PAGE = b"<html><body>Please log in</body></html>"
@@ -35,7 +35,7 @@ FOREIGN = {
 }
 
 
-ONE = page_of([Message(row_id(1, 0) + bytes(10), b"x")])
+ONE = page_of([Message(log_key(1, 0) + bytes(10), b"x")])
 
 
 async def first(source):
@@ -143,7 +143,7 @@ async def test_a_tail_goes_on(make_client, transport, kind):
     assert len(received) == 1
 
 
-EVENT = {"id": (row_id(1, 0) + bytes(10)).hex(), "payload": "x"}
+EVENT = {"id": (log_key(1, 0) + bytes(10)).hex(), "payload": "x"}
 EVENTS = {"content-type": "text/event-stream"}
 NOT_EVENTS = {
     **FOREIGN,

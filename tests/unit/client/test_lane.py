@@ -12,7 +12,7 @@ from broker.errors import (
     TopicNotFound,
     Unavailable,
 )
-from broker.model import row_id
+from broker.model import log_key
 
 OK = Reply(200, {}, b"")
 
@@ -26,10 +26,10 @@ async def test_calls_awaited_together_share_one_request_in_their_order(make_clie
 
 
 async def test_each_call_gets_its_own_id(make_client, transport):
-    first, last = row_id(7, 254) + bytes(10), row_id(8, 1) + bytes(10)
+    first, last = log_key(7, 254) + bytes(10), log_key(8, 1) + bytes(10)
     headers = {"broker-first-id": first.hex(), "broker-last-id": last.hex(), "broker-count": "4"}
     transport.answer = lambda request: Reply(200, headers, b"")
-    own = [row_id(ms, seq) + bytes(10) for ms, seq in ((7, 254), (7, 255), (8, 0), (8, 1))]
+    own = [log_key(ms, seq) + bytes(10) for ms, seq in ((7, 254), (7, 255), (8, 0), (8, 1))]
     told = [Published(first_id=each, last_id=each, count=1) for each in own]
     async with make_client() as client:
         assert await asyncio.gather(*[client.publish("ns1/t1", b"x") for _ in range(4)]) == told

@@ -10,12 +10,12 @@ from broker.client import Snapshot, TailOptions
 from broker.client.client_request import Reply
 from broker.client.positions import before, id_of, start_of
 from broker.errors import BadRequest, TopicNotFound
-from broker.model import ROW_ID_MAX, row_id
+from broker.model import LOG_KEY_MAX, log_key
 from broker.moments import MOMENT_MAX_MS
 from broker.wire import avro
 from tests.kit.request_bodies import read_poll
 
-ID = row_id(1_764_000_000_123, 7) + bytes(10)
+ID = log_key(1_764_000_000_123, 7) + bytes(10)
 MOMENT = datetime(2026, 1, 31, 12, 0, 0, 123_000, tzinfo=UTC)
 MOMENT_MS = 1_769_860_800_123
 
@@ -142,8 +142,8 @@ async def test_no_method_sends_a_bad_place(make_client, transport, door, place):
 
 
 def test_reading_after_the_id_before_a_place_begins_at_it():
-    row = row_id(1000, 7)
-    assert before(row + bytes(10)) == row_id(1000, 6) + ROW_ID_MAX
-    assert before(row + row_id(5, 2)) == row + row_id(5, 1)
-    assert before(1000) == row_id(999, 65535) + ROW_ID_MAX
+    row = log_key(1000, 7)
+    assert before(row + bytes(10)) == log_key(1000, 6) + LOG_KEY_MAX
+    assert before(row + log_key(5, 2)) == row + log_key(5, 1)
+    assert before(1000) == log_key(999, 65535) + LOG_KEY_MAX
     assert before(bytes(20)) == before(0) == bytes(20)

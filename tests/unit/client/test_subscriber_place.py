@@ -11,7 +11,7 @@ import pytest
 from broker.client import CursorMoved, SubscriberOptions, TopicRecreated
 from broker.client.subscription import SubscriberProgress
 from broker.client.tries import KeptPlace, Taken
-from broker.model import Message, row_id
+from broker.model import Message, log_key
 from broker.places import Place
 from broker.testing.virtual_time import pass_time
 from tests.unit.client.subscribing import (
@@ -70,7 +70,7 @@ def test_when_a_place_is_due() -> None:
     progress = SubscriberProgress(Taken(KeptPlace(None), 1, 0), 10.0)
     assert progress.is_written
     assert not progress.is_due(options, 99)
-    message = Message(row_id(1, 0) + bytes(10), b"")
+    message = Message(log_key(1, 0) + bytes(10), b"")
     progress.handled([message])
     assert (progress.is_due(options, 10.9), progress.is_due(options, 11)) == (False, True)
     progress.handled([message, message])

@@ -10,7 +10,7 @@ from broker.client.client_request import Reply
 from broker.client.retrier import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import TopicNotFound, Unavailable
-from broker.model import Message, TopicId, row_id
+from broker.model import Message, TopicId, log_key
 from broker.wire import avro
 from tests.kit import poll_replies
 from tests.kit.request_bodies import read_poll
@@ -20,7 +20,7 @@ QUICK = TailOptions(wait_s=0.01, idle_delay_s=0.0, page_messages_max=3)
 
 
 def message(number):
-    return Message(row_id(1000 + number, 0) + bytes(10), b"%d" % number)
+    return Message(log_key(1000 + number, 0) + bytes(10), b"%d" % number)
 
 
 def block(*numbers):

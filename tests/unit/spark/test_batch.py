@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 )
 
 from broker.client.values import Settings, TopicRange
-from broker.model import ROW_ID_MIN, row_id
+from broker.model import LOG_KEY_MIN, log_key
 from broker.spark.batch import PushingBatchReader, TmsBatchReader, bounds_of
 from broker.spark.format_options import SourceOptions
 from broker.spark.offsets import SourceOffset
@@ -30,15 +30,15 @@ FILTERS = {
 }
 MS = st.integers(1, 5)
 IDS = st.builds(
-    lambda ms, seq, rest: row_id(ms, seq) + rest,
+    lambda ms, seq, rest: log_key(ms, seq) + rest,
     MS,
     st.integers(0, 2),
-    st.sampled_from([ROW_ID_MIN, b"\0\0\0\0\0\0\0\1\0\1"]),
+    st.sampled_from([LOG_KEY_MIN, b"\0\0\0\0\0\0\0\1\0\1"]),
 )
 
 
 def ident(number: int) -> bytes:
-    return row_id(number, 0) + ROW_ID_MIN
+    return log_key(number, 0) + LOG_KEY_MIN
 
 
 def is_inside(identifier: bytes, filter_) -> bool:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from broker.model import ROW_ID_MIN, Snapshot, row_before
+from broker.model import LOG_KEY_MIN, Snapshot, log_key_before
 from broker.spark.format_options import (
     SINK,
     SOURCE,
@@ -49,14 +49,14 @@ def test_names_have_no_case() -> None:
 
 def test_an_id_is_a_place_before_its_message() -> None:
     row = bytes.fromhex(ID)[:10]
-    assert stream(startingOffsets=ID).start == SourceOffset(row_before(row) + ROW_ID_MIN)
-    assert batch(endingOffsets=ID).end == SourceOffset(row_before(row) + ROW_ID_MIN)
+    assert stream(startingOffsets=ID).start == SourceOffset(log_key_before(row) + LOG_KEY_MIN)
+    assert batch(endingOffsets=ID).end == SourceOffset(log_key_before(row) + LOG_KEY_MIN)
 
 
 def test_a_time_is_the_place_before_the_first_message_that_is_not_older() -> None:
     row = bytes.fromhex("0000019b0000000000" + "00")
     milliseconds = str(int.from_bytes(row[:8], "big"))
-    place = SourceOffset(row_before(row) + ROW_ID_MIN, is_time=True)
+    place = SourceOffset(log_key_before(row) + LOG_KEY_MIN, is_time=True)
     assert batch(startingTimestamp=milliseconds).start == place
     assert batch(endingTimestamp=milliseconds).end == place
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.model import ROW_ID_MIN, first_row_at, row_id
+from broker.model import LOG_KEY_MIN, first_log_key_at, log_key
 from broker.spark.offsets import (
     SourceOffset,
     beat_ms_of,
@@ -16,7 +16,7 @@ from broker.spark.offsets import (
 )
 
 IDS = st.builds(
-    lambda ms, seq: row_id(ms, seq) + ROW_ID_MIN, st.integers(0, 1 << 50), st.integers(0, 0xFFFF)
+    lambda ms, seq: log_key(ms, seq) + LOG_KEY_MIN, st.integers(0, 1 << 50), st.integers(0, 0xFFFF)
 )
 
 
@@ -24,7 +24,7 @@ AT = '{"v": 2, "topic": "n/t", "generation": 3,'
 
 
 def ident(number: int) -> bytes:
-    return row_id(number, 0) + ROW_ID_MIN
+    return log_key(number, 0) + LOG_KEY_MIN
 
 
 @given(IDS)
@@ -39,7 +39,7 @@ def test_a_time_begins_with_the_first_millisecond_that_is_not_earlier(time_us: i
     milliseconds = -(-time_us // 1000)
     assert (
         SourceOffset.at_time(time_us).after
-        == SourceOffset.of(first_row_at(milliseconds) + ROW_ID_MIN).after
+        == SourceOffset.of(first_log_key_at(milliseconds) + LOG_KEY_MIN).after
     )
 
 

@@ -3,10 +3,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from broker.client.dataframes import times_of
-from broker.model import row_id
+from broker.model import log_key
 from broker.spark.record_batches import SCHEMA, TYPES, arrow_schema, with_columns
 
-IDS = [row_id(ms, 1) + row_id(7, 7) for ms in (0, 1, 1_764_000_000_123, 1 << 40)]
+IDS = [log_key(ms, 1) + log_key(7, 7) for ms in (0, 1, 1_764_000_000_123, 1 << 40)]
 
 
 def test_times_are_those_of_the_ids_also_of_a_slice() -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from broker.client.values import Settings, TopicRange
 from broker.errors import TopicRecreated
-from broker.model import ROW_ID_MIN, Message, MessageId, Snapshot, row_id
+from broker.model import LOG_KEY_MIN, Message, MessageId, Snapshot, log_key
 from broker.places import Place
 from broker.spark import task_ranges
 from broker.spark.beats import Beat
@@ -27,7 +27,7 @@ AT = {"v": 2, "topic": "default/t", "generation": 1}
 
 
 def ident(number: int) -> MessageId:
-    return row_id(number, 0) + ROW_ID_MIN
+    return log_key(number, 0) + LOG_KEY_MIN
 
 
 class FakeTopic:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.model import ROW_ID_MIN, RowId, row_after, row_id
+from broker.model import LOG_KEY_MIN, LogKey, log_key, log_key_after
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -109,7 +109,7 @@ def pages(table: MemoryTable, space: Space, log: LogId | None = None) -> list[tu
     out = []
     for key, row in rows(table, space):
         prefix, rest = key.split(b":", 2)[:2], key.split(b":", 2)[2]
-        of_log = log is None or key.startswith(page_key(log, ROW_ID_MIN)[:-10])
+        of_log = log is None or key.startswith(page_key(log, LOG_KEY_MIN)[:-10])
         if prefix and not rest.startswith(bytes(4)) and of_log:
             out.append((key, row))
     return out
@@ -131,7 +131,7 @@ class Store:
         assert row.head is not None
         return row
 
-    def page(self, place: int, number: int | None = None) -> tuple[RowId, MemoryRow]:
+    def page(self, place: int, number: int | None = None) -> tuple[LogKey, MemoryRow]:
         """Return a page that is not gone."""
         space = Space.MESSAGES if number is None else Space.PAYLOADS
         found = pages(self.table, space, LOG._replace(number=number))
@@ -253,10 +253,10 @@ def entry_that_overlaps(store: Store) -> None:
 
 def entry_below_its_page(store: Store) -> None:
     _, row = store.page(1)
-    begin_at(store, row, next(entries_in(cells(row))), row_id(1, 1))
+    begin_at(store, row, next(entries_in(cells(row))), log_key(1, 1))
 
 
-def begin_at(store: Store, row: MemoryRow, entry: Entry, first: RowId) -> None:
+def begin_at(store: Store, row: MemoryRow, entry: Entry, first: LogKey) -> None:
     """Give an entry's first message another id."""
     store.replace(row, entry, items=entry.items.replace(entry.first, first, 1))
 
@@ -311,13 +311,13 @@ def lost_page(place: int) -> Callable[[Store], None]:
 
 
 def lost_first_page(store: Store) -> None:
-    store.remove(Space.MESSAGES, page_key(LOG, ROW_ID_MIN))
+    store.remove(Space.MESSAGES, page_key(LOG, LOG_KEY_MIN))
 
 
 def page_in_no_chain(store: Store) -> None:
     page, row = store.page(1)
     assert row.head is not None
-    key = page_key(LOG, row_after(row_after(page)))
+    key = page_key(LOG, log_key_after(log_key_after(page)))
     store.table.spaces[Space.MESSAGES].change(
         key, None, {HEAD: row.head.value}, (), None, clear=False
     )
@@ -337,12 +337,12 @@ def flip_mark(store: Store) -> None:
 
 
 def mark_of_the_future(store: Store) -> None:
-    mark = Mark(1, bytes(16), row_id(NOW_MS, 1), row_id(NOW_MS, 2), b"")
+    mark = Mark(1, bytes(16), log_key(NOW_MS, 1), log_key(NOW_MS, 2), b"")
     put(store, Space.MESSAGES, mark_key(LOG, mark), encode_mark(mark))
 
 
 def mark_of_no_ids(store: Store) -> None:
-    mark = Mark(1, bytes(16), row_id(7, 2), row_id(7, 1), b"")
+    mark = Mark(1, bytes(16), log_key(7, 2), log_key(7, 1), b"")
     put(store, Space.MESSAGES, mark_key(LOG, mark), encode_mark(mark))
 
 
@@ -358,8 +358,8 @@ def unknown_row(space: Space, rest: bytes) -> Callable[[Store], None]:
 
 
 def page_of_the_future(store: Store) -> None:
-    head = heads.encode(heads.first_page(row_id(7, 7), 1, "", bytes(12)))
-    put(store, Space.MESSAGES, page_key(LogId(FULL, 2), row_id(7, 8)), head)
+    head = heads.encode(heads.first_page(log_key(7, 7), 1, "", bytes(12)))
+    put(store, Space.MESSAGES, page_key(LogId(FULL, 2), log_key(7, 8)), head)
 
 
 def flip_dead_page(store: Store) -> None:
@@ -442,8 +442,8 @@ DAMAGES: Sequence[tuple[Callable[[Store], object], str]] = [
     (lambda store: store.head(1, epoch=1), "its epoch is lower"),
     (lambda store: store.head(1, cells=9), "its head has another number of entries"),
     (lambda store: store.head(0, size=9), "its head has another number of bytes"),
-    (lambda store: store.head(1, prev=row_id(7, 7)), "its prev is not the page before it"),
-    (lambda store: store.head(1, pointer=row_id(NOW_MS, 7)), "no page leads to it"),
+    (lambda store: store.head(1, prev=log_key(7, 7)), "its prev is not the page before it"),
+    (lambda store: store.head(1, pointer=log_key(NOW_MS, 7)), "no page leads to it"),
     (lambda store: store.head(1, state=PageState.OPEN), "it follows a page that is open"),
     (
         lambda store: store.head(1, state=PageState.GONE),
@@ -466,8 +466,8 @@ DAMAGES: Sequence[tuple[Callable[[Store], object], str]] = [
     (page_of_the_future, "a page of a generation that was never created"),
     (flip_dead_page, "the head of a page fails its checksum"),
     (lambda store: store.root(epoch=99), "the tail has a lower epoch than the root"),
-    (lambda store: store.root(gone=row_id(NOW_MS, 1)), "the root's page lies below its floor"),
-    (lambda store: store.root(gone=row_id(NOW_MS, 1)), "but the root says that they are gone"),
+    (lambda store: store.root(gone=log_key(NOW_MS, 1)), "the root's page lies below its floor"),
+    (lambda store: store.root(gone=log_key(NOW_MS, 1)), "but the root says that they are gone"),
     (lambda store: store.root(state=RootState.OPEN), "its root is not the root of a topic"),
     (lambda store: store.root(generation=2), "a later generation than its record"),
     (half_deleted, "it is deleted, but its tail is not closed"),
@@ -493,9 +493,9 @@ DAMAGES: Sequence[tuple[Callable[[Store], object], str]] = [
         "its root is not the root of a payload log",
     ),
     (lambda store: store.root(UNMARKED_LOG, state=RootState.OPEN), "its payload log is not closed"),
-    (lambda store: store.root(PUBLISHED_LOG, reference=row_id(NOW_MS, 1)), "another reference"),
+    (lambda store: store.root(PUBLISHED_LOG, reference=log_key(NOW_MS, 1)), "another reference"),
     (
-        lambda store: store.root(PUBLISHED_LOG, reference=row_id(NOW_MS, 1)),
+        lambda store: store.root(PUBLISHED_LOG, reference=log_key(NOW_MS, 1)),
         "its reference is missing",
     ),
 ]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_BYTES, row_after, row_before, row_id
+from broker.model import LOG_KEY_BYTES, log_key, log_key_after, log_key_before
 from broker.storage import attributed
 from broker.storage import entry as entries
 from broker.storage.attributed import ITEM_BYTES
@@ -39,7 +39,7 @@ from broker.wire import attributes
 ATTRIBUTED = Path(__file__).parents[2] / "data" / "storage" / "entries-with-attributes.txt"
 FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "entries.txt"
 
-ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
+ROWS = st.builds(log_key, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 IDS = st.lists(ROWS, min_size=1, max_size=40, unique=True).map(sorted)
 NUMBERS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1)
 SHARED = st.builds(Shared, NUMBERS, NUMBERS, NUMBERS, st.booleans())
@@ -126,7 +126,7 @@ def test_a_truncated_value_is_found(given_, data):
 
 def test_another_format_is_refused():
     plain, attributed = (
-        encode(entries_of(1, [row_id(1, 1)], [b"x"], attributes=each)[0]) for each in ((), [KEYED])
+        encode(entries_of(1, [log_key(1, 1)], [b"x"], attributes=each)[0]) for each in ((), [KEYED])
     )
     for form, value in ((3, plain), (2, plain), (1, attributed), (3, attributed)):
         body = bytes([form]) + value[1:-4]
@@ -162,12 +162,12 @@ def test_an_entry_has_limited_bytes_or_one_message(given_):
 
 
 def test_a_message_larger_than_an_entry_is_alone():
-    ids = [row_id(1, n) for n in range(3)]
+    ids = [log_key(1, n) for n in range(3)]
     found = entries_of(1, ids, [b"a", bytes(1 << 20), b"b"])
     assert [entry.count for entry in found] == [1, 1, 1]
     large = decode(encode(found[1]))
     assert large.payload(0) == bytes(1 << 20)
-    assert (large.ids(), large.id(0), large.message_id(0)[:ROW_ID_BYTES]) == (
+    assert (large.ids(), large.id(0), large.message_id(0)[:LOG_KEY_BYTES]) == (
         ids[1:2],
         ids[1],
         ids[1],
@@ -183,7 +183,7 @@ def test_a_message_larger_than_an_entry_is_alone():
 def test_places_match_a_model(given_, row):
     for entry in given_[2]:
         ids = entry.ids()
-        for wanted in (row, *ids[:3], *map(row_after, ids[:3]), *map(row_before, ids[-3:])):
+        for wanted in (row, *ids[:3], *map(log_key_after, ids[:3]), *map(log_key_before, ids[-3:])):
             assert entry.place_at(wanted) == sum(each < wanted for each in ids)
             assert entry.place_after(wanted) == sum(each <= wanted for each in ids)
 
@@ -210,7 +210,7 @@ def test_stored_items_are_framed_under_their_reference(given_, reference):
     tails = b"".join([part for entry in found for part in entry.framed(reference, 0, entry.count)])
     with_tails = b"".join(entry.items for entry in whole)
     assert len(tails) == len(with_tails)
-    assert tails[1 : 1 + 2 * ROW_ID_BYTES] == reference + ids[0]
+    assert tails[1 : 1 + 2 * LOG_KEY_BYTES] == reference + ids[0]
 
 
 @given(made(st.just(PLAIN), payload_max=3000))
@@ -308,7 +308,7 @@ def test_a_rolled_cell_of_a_wrong_length_is_found():
 
 
 def test_entries_are_read_with_their_rollbacks():
-    one, two = (entries_of(1, [row_id(n, 0)], [b"x"], Shared(pointer=n))[0] for n in (1, 2))
+    one, two = (entries_of(1, [log_key(n, 0)], [b"x"], Shared(pointer=n))[0] for n in (1, 2))
     ranges = ((one.first, one.last),)
     cells = [
         (one.column, encode(one)),
@@ -321,7 +321,7 @@ def test_entries_are_read_with_their_rollbacks():
 
 
 def test_an_entry_in_the_column_of_another_is_found():
-    one, two = (entries_of(1, [row_id(n, 0)], [b"x"])[0] for n in (1, 2))
+    one, two = (entries_of(1, [log_key(n, 0)], [b"x"])[0] for n in (1, 2))
     with pytest.raises(StorageCorrupt, match="another last id"):
         list(entries_in([(one.column, encode(two))]))
 
@@ -330,7 +330,7 @@ def test_an_entry_in_the_column_of_another_is_found():
 
 
 def samples():
-    ids = [row_id(1_700_000_000_000, n) for n in (0, 1, 300)]
+    ids = [log_key(1_700_000_000_000, n) for n in (0, 1, 300)]
     bodies = [b"", b"two", bytes(200)]
     mark = Mark(1, b"k" * 16, ids[0], ids[-1], b"b" * 32)
     plain = entries_of(7, ids, bodies)[0]
@@ -342,7 +342,7 @@ def samples():
 
 
 def attributed_samples():
-    ids = [row_id(1_700_000_000_000, n) for n in (0, 1, 300)]
+    ids = [log_key(1_700_000_000_000, n) for n in (0, 1, 300)]
     bodies, given_ = [b"", b"two", bytes(200)], [KEYED, b"", attributes.encode(b"", {})]
     mark = Mark(1, b"k" * 16, ids[0], ids[-1], b"b" * 32)
     plain = entries_of(7, ids, bodies, attributes=given_)[0]
@@ -363,4 +363,4 @@ def test_the_bytes_of_entries_stay_the_same():
     lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
     assert [encode(entry) for entry in samples()] == lines[: len(samples())]
     assert [parts(decode(line)) for line in lines[:-1]] == [parts(entry) for entry in samples()]
-    assert decode_rolled(lines[-1]) == ((row_id(1, 1), row_id(2, 2)),)
+    assert decode_rolled(lines[-1]) == ((log_key(1, 1), log_key(2, 2)),)

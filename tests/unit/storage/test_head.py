@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import StorageCorrupt
-from broker.model import row_after, row_id
+from broker.model import log_key, log_key_after
 from broker.storage.entry import checked
 from broker.storage.head import (
     NO_END,
@@ -22,7 +22,7 @@ from broker.storage.head import (
 
 FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "heads.txt"
 TOKENS = st.binary(min_size=12, max_size=12)
-ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
+ROWS = st.builds(log_key, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 COUNTS = st.integers(0, (1 << 64) - 1)
 HEADS = st.builds(
     Head,
@@ -68,7 +68,7 @@ def test_a_truncated_value_is_found(head, data):
 
 
 def test_another_format_is_refused():
-    body = b"\x02" + encode(Head(1, "a", bytes(12), row_id(1, 1)))[1:-4]
+    body = b"\x02" + encode(Head(1, "a", bytes(12), log_key(1, 1)))[1:-4]
     with pytest.raises(StorageCorrupt, match="format 2"):
         decode(checked(body))
 
@@ -86,16 +86,16 @@ def test_a_page_continues_the_counts_of_the_page_before(before, key, token):
     assert [getattr(head, name) for name in kept] == [getattr(before, name) for name in kept]
     assert (head.epoch, head.owner, head.token, head.prev) == (9, "me", token, key)
     assert (head.state, head.first_end_ms, head.cells, head.size) == (PageState.OPEN, NO_END, 0, 0)
-    assert before.next == row_after(before.pointer)
+    assert before.next == log_key_after(before.pointer)
 
 
 def test_a_first_page_has_nothing_to_mark():
-    head = first_page(row_id(5, 5), 3, "me", bytes(12))
-    assert (head.marked, head.pointer, head.total, head.is_open) == (row_id(5, 5),) * 2 + (0, True)
+    head = first_page(log_key(5, 5), 3, "me", bytes(12))
+    assert (head.marked, head.pointer, head.total, head.is_open) == (log_key(5, 5),) * 2 + (0, True)
 
 
-OLD = Head(5, "me", b"old" * 4, row_id(1, 0))
-NEW = OLD._replace(token=b"new" * 4, pointer=row_id(2, 0))
+OLD = Head(5, "me", b"old" * 4, log_key(1, 0))
+NEW = OLD._replace(token=b"new" * 4, pointer=log_key(2, 0))
 OTHER = b"oth" * 4
 
 
@@ -127,14 +127,14 @@ def samples():
         (1 << 63) + 1,
         "node-ü",
         bytes(range(12)),
-        row_id(1_700_000_000_000, 300),
+        log_key(1_700_000_000_000, 300),
         PageState.SEALED,
         total=1 << 40,
         bytes=1 << 50,
         edits=3,
-        marked=row_id(1_600_000_000_000, 1),
+        marked=log_key(1_600_000_000_000, 1),
         first_end_ms=1_800_000_000_000,
-        prev=row_id(1_500_000_000_000, 2),
+        prev=log_key(1_500_000_000_000, 2),
         cells=4096,
         size=2 << 20,
     )

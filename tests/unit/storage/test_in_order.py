@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from broker.clock import SystemClock
 from broker.errors import BodyTooLarge, Fenced, StorageFull
-from broker.model import ROW_ID_MAX, TopicId
+from broker.model import LOG_KEY_MAX, TopicId
 from broker.storage.head import PageState
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
@@ -163,5 +163,5 @@ async def test_the_log_rolls_a_full_page_before_the_next_append(bench) -> None:
     ]
     await hold.settled()
     assert await bench.read() == sorted(rows)
-    states = [head.state for _, head in await hold.chain(bytes(10), ROW_ID_MAX)]
+    states = [head.state for _, head in await hold.chain(bytes(10), LOG_KEY_MAX)]
     assert states == [PageState.SEALED, PageState.SEALED, PageState.OPEN]

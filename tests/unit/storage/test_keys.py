@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.model import TopicId, row_id
+from broker.model import TopicId, log_key
 from broker.storage import keys
 from broker.storage.keys import LogId
 
@@ -10,7 +10,7 @@ TOPIC = TopicId("default", "notes")
 
 
 def test_the_layout_byte_for_byte():
-    page = row_id(0x0102030405060708, 0x090A)
+    page = log_key(0x0102030405060708, 0x090A)
     tail = bytes(range(1, 11))
     assert keys.page_key(LogId(TOPIC, 3), page) == b"default:notes:\0\0\0\x03" + tail
     payload = keys.page_key(LogId(TOPIC, 3, -2), page)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_after
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, TopicId, log_key_after
 from broker.storage import resolve, sweep
 from broker.storage.entry import Shared
 from broker.storage.hold import LogHold
@@ -85,7 +85,7 @@ async def outcome_of_an_append_to_a_page_that_goes(bench: Bench) -> BrokerError:
 
     async def meanwhile() -> None:
         second = await bench.claim(bench.other, "other")
-        await sweep.raise_floor(second, row_after(second.pointer))
+        await sweep.raise_floor(second, log_key_after(second.pointer))
         await bench.clear(second)
         raise WriteUnknown("lost")
 
@@ -116,7 +116,7 @@ async def outcome_of_an_append_to_a_page_that_is_packed(bench: Bench) -> BrokerE
         for _ in range(SMALL.cells_max):
             await bench.publish(second)
         resolver = bench.other.resolver
-        assert await pack(resolver, resolver.tokens(), bench.log, ROW_ID_MIN)
+        assert await pack(resolver, resolver.tokens(), bench.log, LOG_KEY_MIN)
         raise WriteUnknown("lost")
 
     bench.table.on("after", has_entries, meanwhile)
@@ -155,7 +155,7 @@ async def floors_after_a_claim(bench: Bench) -> tuple[bytes, bytes]:
 
 async def test_a_claim_reads_the_current_floor(bench):
     believed, stored = await floors_after_a_claim(bench)
-    assert believed == stored > ROW_ID_MIN
+    assert believed == stored > LOG_KEY_MIN
 
 
 @pytest.mark.parametrize("name", ["own-after-link", "link-every-claim"])
@@ -203,11 +203,11 @@ async def test_a_failed_roll_after_a_seal_ends_the_hold(bench):
     await bench.publish(hold)
     bench.table.on("instead of", lambda row, _: row.endswith(hold.head.next), not_sent)
     with pytest.raises(Fenced):
-        await hold.roll_expired(ROW_ID_MAX)
+        await hold.roll_expired(LOG_KEY_MAX)
     with pytest.raises(Fenced):
         await bench.publish(hold)
     second = await bench.claim(bench.other, "other")
-    assert second.page == row_after(hold.pointer)
+    assert second.page == log_key_after(hold.pointer)
 
 
 async def test_two_concurrent_rollbacks_of_a_sealed_page_both_count(bench):
@@ -242,7 +242,7 @@ async def test_a_rollback_passes_over_a_page_that_is_cleared_meanwhile(bench, mo
         return await columns(*arguments)
 
     monkeypatch.setattr(bench.table, "columns", clear_first)
-    await hold.rollback(7, row_after(ROW_ID_MIN), hold.pointer)
+    await hold.rollback(7, log_key_after(LOG_KEY_MIN), hold.pointer)
     assert cleared
     assert not hold.done
 
@@ -314,7 +314,7 @@ async def test_a_deletion_completes_although_the_root_changes_meanwhile(bench):
 async def test_a_message_published_while_the_tail_expires_stays_above_the_floor(bench):
     hold = await bench.claim()
     await bench.publish(hold)
-    bound = row_after(hold.pointer)
+    bound = log_key_after(hold.pointer)
     raising: list[asyncio.Future[None]] = []
 
     async def meanwhile() -> None:
@@ -366,9 +366,9 @@ async def outcome_of_a_late_creation(bench: Bench, *, is_dead: bool) -> str:
         await bench.other.delete(bench.log, "other")
         alive = Bench(bench.table, bench.topic, bench.other, bench.other, generation=2)
         await alive.claim(name="other")
-        await sweep.clear_generation(bench.other.resolver, bench.topic, 1, ROW_ID_MIN, 100)
+        await sweep.clear_generation(bench.other.resolver, bench.topic, 1, LOG_KEY_MIN, 100)
     else:
-        await sweep.raise_floor(second, row_after(second.pointer))
+        await sweep.raise_floor(second, log_key_after(second.pointer))
         await bench.clear(second)
     await change(*late)
     try:

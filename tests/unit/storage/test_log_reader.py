@@ -3,7 +3,7 @@ from typing import Any
 from typing_extensions import override
 
 from broker.clock import SystemClock
-from broker.model import ROW_ID_MIN, RowId, TopicId, row_id
+from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key
 from broker.storage.entry import Shared, entries_of
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
@@ -23,23 +23,23 @@ async def test_an_entry_on_a_page_that_goes_during_a_read_is_not_shown_without_i
     logs = Logs(table, SystemClock(), bounds=PageBounds(cells_max=1))
     hold = await logs.claim(LOG, "node")
     for ms in (1, 2):
-        added = entries_of(hold.epoch, [row_id(ms, 0)], [b"m"], Shared(pointer=7))
+        added = entries_of(hold.epoch, [log_key(ms, 0)], [b"m"], Shared(pointer=7))
         await hold.append(added, messages=1, payload_bytes=1)
         await hold.settled()
-    await hold.rollback(7, row_id(1, 0), row_id(2, 0))
+    await hold.rollback(7, log_key(1, 0), log_key(2, 0))
 
     async def in_pieces(real: Any, *arguments: Any, **named: Any) -> Cells:
         found = await real(*arguments, **named)
-        await hold.raise_floor(row_id(1, 1))
-        await turn_gone(logs.resolver, LOG, ROW_ID_MIN)
+        await hold.raise_floor(log_key(1, 1))
+        await turn_gone(logs.resolver, LOG, LOG_KEY_MIN)
         return Cells(found.cells[:1], more=True)
 
     table.on("cells", in_pieces)
-    reader = logs.reader(LOG, ROW_ID_MIN)
+    reader = logs.reader(LOG, LOG_KEY_MIN)
     seen = []
     while not reader.ended:
         seen += await reader.next(1 << 20)
-    assert [entry.first for entry in seen] == [row_id(2, 0)]
+    assert [entry.first for entry in seen] == [log_key(2, 0)]
     assert all(entry.is_rolled_back(entry.first) for entry in seen)
 
 
@@ -53,7 +53,7 @@ class Stale(MemoryTable):
 
     @override
     async def get(self, space: Any, row: bytes, columns: Any) -> Any:
-        if columns == (HEAD,) and row == page_key(LOG, ROW_ID_MIN) and self.old_heads:
+        if columns == (HEAD,) and row == page_key(LOG, LOG_KEY_MIN) and self.old_heads:
             return self.old_heads.pop(0)
         return await super().get(space, row, columns)
 
@@ -67,8 +67,8 @@ async def published(table: Stale, cells_max: int) -> tuple[Logs, list[bytes]]:
     """Publish three messages, and keep the page's head and columns as they are after the first one."""
     logs = Logs(table, SystemClock(), bounds=PageBounds(cells_max=cells_max))
     hold = await logs.claim(LOG, "node")
-    page = page_key(LOG, ROW_ID_MIN)
-    rows = [row_id(ms, 0) for ms in (1, 2, 3)]
+    page = page_key(LOG, LOG_KEY_MIN)
+    rows = [log_key(ms, 0) for ms in (1, 2, 3)]
     for row in rows:
         await hold.append(entries_of(hold.epoch, [row], [b"m"]), messages=1, payload_bytes=1)
         await hold.settled()
@@ -80,8 +80,8 @@ async def published(table: Stale, cells_max: int) -> tuple[Logs, list[bytes]]:
     return logs, old
 
 
-async def shown_backwards(logs: Logs) -> list[RowId]:
-    reader = logs.reader(LOG, ROW_ID_MIN)
+async def shown_backwards(logs: Logs) -> list[LogKey]:
+    reader = logs.reader(LOG, LOG_KEY_MIN)
     seen = []
     while not reader.ended:
         seen += await reader.before(1, 1)
@@ -101,11 +101,11 @@ async def test_backwards_a_page_is_read_again_until_it_is_as_new_as_what_was_sho
         return Cells([], more=False) if calls == 2 else await real(*arguments, **named)
 
     table.cells = once_stale  # type: ignore[method-assign]
-    assert await shown_backwards(logs) == [row_id(ms, 0) for ms in (3, 2, 1)]
+    assert await shown_backwards(logs) == [log_key(ms, 0) for ms in (3, 2, 1)]
 
 
 async def test_backwards_a_page_before_another_one_is_read_as_sealed() -> None:
     table = Stale()
     logs, old = await published(table, cells_max=2)
     table.old_columns = [None, old]
-    assert await shown_backwards(logs) == [row_id(ms, 0) for ms in (3, 2, 1)]
+    assert await shown_backwards(logs) == [log_key(ms, 0) for ms in (3, 2, 1)]

@@ -4,7 +4,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import StorageCorrupt, Unavailable
-from broker.model import ROW_ID_MIN, TopicId, row_id
+from broker.model import LOG_KEY_MIN, TopicId, log_key
 from broker.storage import marks as module
 from broker.storage.entry import Mark, entries_of
 from broker.storage.keys import LogId
@@ -50,11 +50,11 @@ def resolver(table):
 
 @pytest.fixture
 def marks(resolver):
-    return Marks(LOG, resolver, ROW_ID_MIN)
+    return Marks(LOG, resolver, LOG_KEY_MIN)
 
 
 def entry(ms, *keys):
-    [made] = entries_of(1, [row_id(ms, 0)], [b"x"])
+    [made] = entries_of(1, [log_key(ms, 0)], [b"x"])
     made.marks = tuple(Mark(1, key, made.first, made.last, b"b" * 32) for key in keys)
     return made
 
@@ -70,25 +70,25 @@ def key(number):
 
 
 def test_a_mark_survives_its_row():
-    mark = Mark(3, key(1), row_id(1, 1), row_id(2, 2), b"h" * 32)
+    mark = Mark(3, key(1), log_key(1, 1), log_key(2, 2), b"h" * 32)
     assert decode_mark(mark_key(LOG, mark), encode_mark(mark)) == mark
     with pytest.raises(StorageCorrupt):
         decode_mark(mark_key(LOG, mark), encode_mark(mark)[:-1] + b"?")
 
 
 async def test_marked_rises_with_every_append_while_no_mark_is_pending(marks):
-    assert confirm(marks, entry(1)) == row_id(1, 0)
-    assert confirm(marks, entry(2)) == row_id(2, 0)
-    assert marks.marked == row_id(2, 0)
+    assert confirm(marks, entry(1)) == log_key(1, 0)
+    assert confirm(marks, entry(2)) == log_key(2, 0)
+    assert marks.marked == log_key(2, 0)
 
 
 async def test_marked_waits_for_a_pending_mark_and_rises_when_it_is_put(marks):
     confirm(marks, entry(1))
-    assert confirm(marks, entry(2, key(2))) == row_id(1, 0)
-    assert confirm(marks, entry(3)) == row_id(1, 0)
+    assert confirm(marks, entry(2, key(2))) == log_key(1, 0)
+    assert confirm(marks, entry(3)) == log_key(1, 0)
     await marks.flush()
-    assert marks.marked == row_id(2, 0)
-    assert confirm(marks, entry(4)) == row_id(4, 0)
+    assert marks.marked == log_key(2, 0)
+    assert confirm(marks, entry(4)) == log_key(4, 0)
     marks.close()
 
 
@@ -99,7 +99,7 @@ async def test_marks_are_put_together(marks, table):
     await marks.flush()
     assert table.puts == 1
     for number in range(1, 100):
-        assert [mark.first for mark in await marks.find(1, key(number))] == [row_id(number, 0)]
+        assert [mark.first for mark in await marks.find(1, key(number))] == [log_key(number, 0)]
 
 
 async def test_a_full_batch_of_marks_is_put_without_a_flush(marks, monkeypatch):
@@ -107,7 +107,7 @@ async def test_a_full_batch_of_marks_is_put_without_a_flush(marks, monkeypatch):
     for number in range(1, module.PUT_AT + 1):
         confirm(marks, entry(number, key(number)))
     async with asyncio.timeout(10):
-        while marks.marked != row_id(module.PUT_AT, 0):
+        while marks.marked != log_key(module.PUT_AT, 0):
             await settle()
 
 
@@ -119,10 +119,10 @@ async def test_a_flush_leaves_a_mark_that_arrives_during_its_put(marks, table):
     confirm(marks, entry(2, key(1)))
     table.may_put.set()
     await flushing
-    assert marks.marked == row_id(1, 0)
+    assert marks.marked == log_key(1, 0)
     assert await marks.find(1, key(1)) == [*entry(1, key(1)).marks, *entry(2, key(1)).marks]
     await marks.flush()
-    assert marks.marked == row_id(2, 0)
+    assert marks.marked == log_key(2, 0)
 
 
 @pytest.mark.timeout(20)
@@ -142,7 +142,7 @@ async def test_a_flush_may_begin_in_the_turn_in_which_a_put_ends(marks, table):
     await settle()
     table.may_put.set()
     await asyncio.gather(first, second)
-    assert marks.marked == row_id(2, 0)
+    assert marks.marked == log_key(2, 0)
 
 
 async def test_marks_are_put_and_forgotten_slice_by_slice(marks, table):
@@ -152,10 +152,10 @@ async def test_marks_are_put_and_forgotten_slice_by_slice(marks, table):
     table.fails_after = 2
     with pytest.raises(Unavailable):
         await marks.flush()
-    assert marks.marked == row_id(2 * module.ROWS_AT_ONCE, 0)
+    assert marks.marked == log_key(2 * module.ROWS_AT_ONCE, 0)
     table.fails_after = several
     await marks.flush()
-    assert marks.marked == row_id(several, 0)
+    assert marks.marked == log_key(several, 0)
     marks.close()
 
 
@@ -169,7 +169,7 @@ async def test_marked_rises_to_a_request_when_all_its_marks_are_put(
     with pytest.raises(Unavailable):
         await marks.flush()
     marks.close()
-    assert marks.marked == row_id(1, 0)
+    assert marks.marked == log_key(1, 0)
     on_disk = Marks(LOG, resolver, marks.marked)
     assert [len(await on_disk.find(1, key(number))) for number in (1, 2, 3)] == [1, 1, 0]
 
@@ -179,11 +179,11 @@ async def test_rows_that_are_not_put_stay_pending(marks, table):
     table.failing = True
     with pytest.raises(Unavailable):
         await marks.flush()
-    assert marks.marked == ROW_ID_MIN
-    assert [mark.first for mark in await marks.find(1, key(1))] == [row_id(1, 0)]
+    assert marks.marked == LOG_KEY_MIN
+    assert [mark.first for mark in await marks.find(1, key(1))] == [log_key(1, 0)]
     table.failing = False
     await marks.flush()
-    assert marks.marked == row_id(1, 0)
+    assert marks.marked == log_key(1, 0)
     marks.close()
 
 
@@ -196,7 +196,7 @@ async def test_the_index_lags_too_far_until_it_is_flushed(marks, monkeypatch):
     assert marks.lags
     await marks.flush()
     assert not marks.lags
-    assert marks.marked == row_id(5, 0)
+    assert marks.marked == log_key(5, 0)
 
 
 async def test_the_last_marks_of_a_key_that_has_many_are_found(marks):
@@ -204,14 +204,14 @@ async def test_the_last_marks_of_a_key_that_has_many_are_found(marks):
         confirm(marks, entry(number, key(7)))
     await marks.flush()
     found = [mark.first for mark in await marks.find(1, key(7))]
-    assert found == [row_id(number, 0) for number in range(50, 150)]
+    assert found == [log_key(number, 0) for number in range(50, 150)]
 
 
 async def test_a_sweep_keeps_marks_above_marked_and_marks_in_their_window(marks, resolver):
     for number in range(1, 10):
         confirm(marks, entry(number, key(number)))
     await marks.flush()
-    before = MarksBefore(keys=row_id(8, 0), producers=row_id(0, 0))
-    assert await sweep_marks(resolver, LOG, row_id(3, 0), before, b"", 100) == (3, None)
-    assert await sweep_marks(resolver, LOG, row_id(9, 0), before, b"", 100) == (4, None)
+    before = MarksBefore(keys=log_key(8, 0), producers=log_key(0, 0))
+    assert await sweep_marks(resolver, LOG, log_key(3, 0), before, b"", 100) == (3, None)
+    assert await sweep_marks(resolver, LOG, log_key(9, 0), before, b"", 100) == (4, None)
     assert [bool(await marks.find(1, key(number))) for number in (7, 8, 9)] == [False, True, True]

@@ -5,7 +5,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import Unavailable
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, TopicId, log_key
 from broker.storage import sweep
 from broker.storage.entry import PLAIN, Shared, encode_count, entries_of
 from broker.storage.hold import LogHold
@@ -28,7 +28,7 @@ class Filled:
         self.chance = random.Random(seed)
         self.table = HookedTable(MemoryTable())
         self.logs = Logs(self.table, SystemClock(), bounds=PageBounds(cells_max=3))
-        self.ids: list[RowId] = []
+        self.ids: list[LogKey] = []
         self.weights: list[int] = []
         self.gone = 0
         self.ms = 0
@@ -47,7 +47,7 @@ class Filled:
                 shared, payload = Shared(9, number=9), encode_count(weight)
             elif kind < 0.4:
                 shared = Shared(lifetime_ms=1000)
-            ids = [row_id(self.ms, place) for place in range(count)]
+            ids = [log_key(self.ms, place) for place in range(count)]
             added = entries_of(self.hold.epoch, ids, [payload] * count, shared)
             size = 0 if weight > 1 else len(PAYLOAD) * count
             await self.hold.append(added, messages=weight * count, payload_bytes=size)
@@ -59,13 +59,13 @@ class Filled:
         """Raise the floor to a random page, and clear the pages below."""
         await self.shrink_to(self.chance.choice(self.ids))
 
-    async def shrink_to(self, bound: RowId) -> None:
+    async def shrink_to(self, bound: LogKey) -> None:
         await sweep.raise_floor(self.hold, bound)
         while (await sweep.clear_below_floor(self.logs.resolver, self.hold, 2))[1]:
             pass
         self.gone = sum(each < self.hold.root.floor for each in self.ids)
 
-    def count(self, row: RowId) -> int:
+    def count(self, row: LogKey) -> int:
         """Return how many messages were published up to an id, by a full count."""
         return sum(self.weights[: max(bisect_right(self.ids, row), self.gone)])
 
@@ -78,9 +78,9 @@ async def log(drawn_seed: int) -> Filled:
 async def test_an_empty_log_counts_no_messages(log: Filled) -> None:
     for numbering in (Numbering(log.logs, LOG), Numbering(log.logs, LOG._replace(generation=2))):
         await numbering.refresh()
-        assert (numbering.tail, numbering.all, numbering.size) == (ROW_ID_MIN, LogCount(), 0)
-        assert await numbering.count(ROW_ID_MAX) == LogCount()
-        assert await numbering.seek(LogCount(5, 5)) == ROW_ID_MIN
+        assert (numbering.tail, numbering.all, numbering.size) == (LOG_KEY_MIN, LogCount(), 0)
+        assert await numbering.count(LOG_KEY_MAX) == LogCount()
+        assert await numbering.seek(LogCount(5, 5)) == LOG_KEY_MIN
 
 
 async def test_the_number_of_each_id_equals_a_full_count(log: Filled) -> None:
@@ -94,9 +94,9 @@ async def test_the_number_of_each_id_equals_a_full_count(log: Filled) -> None:
             continue
         assert numbering.tail == max(log.ids[-1], numbering.floor)
         assert numbering.all.messages == sum(log.weights)
-        for row in [ROW_ID_MIN, ROW_ID_MAX, *log.chance.sample(log.ids, min(40, len(log.ids)))]:
+        for row in [LOG_KEY_MIN, LOG_KEY_MAX, *log.chance.sample(log.ids, min(40, len(log.ids)))]:
             assert (await numbering.count(row)).messages == log.count(row)
-            between = row_id(int.from_bytes(row[:8], "big", signed=True), 500)
+            between = log_key(int.from_bytes(row[:8], "big", signed=True), 500)
             assert (await numbering.count(between)).messages == log.count(between)
 
 
@@ -105,11 +105,11 @@ async def test_the_only_page_counts_also_after_it_was_swept(log: Filled) -> None
     for _ in range(3):
         await log.grow(1)
         await numbering.refresh()
-        await log.shrink_to(row_id(log.ms + 1, 0))
+        await log.shrink_to(log_key(log.ms + 1, 0))
     assert log.gone == len(log.ids), "every message was swept while its page was the only one"
     await log.grow(1)
     await numbering.refresh()
-    for row in [ROW_ID_MIN, numbering.floor, *log.ids]:
+    for row in [LOG_KEY_MIN, numbering.floor, *log.ids]:
         assert (await numbering.count(row)).messages == log.count(row)
 
 
@@ -143,7 +143,7 @@ async def test_a_page_that_can_not_be_read_is_unavailable(log: Filled) -> None:
     await log.grow(12)
     numbering = Numbering(log.logs, LOG)
     await numbering.refresh()
-    pages = [page for page, _ in await log.hold.chain(ROW_ID_MIN, ROW_ID_MAX)]
+    pages = [page for page, _ in await log.hold.chain(LOG_KEY_MIN, LOG_KEY_MAX)]
 
     async def nothing(*_: object, **__: object) -> dict[str, object]:
         return {}
@@ -174,7 +174,7 @@ async def test_the_next_message_is_found(log: Filled) -> None:
     numbering = Numbering(log.logs, LOG)
     await numbering.refresh()
     there = log.ids[log.gone :]
-    for row in [ROW_ID_MIN, *log.chance.sample(log.ids, 60)]:
+    for row in [LOG_KEY_MIN, *log.chance.sample(log.ids, 60)]:
         behind = there[bisect_right(there, row) :]
         assert await numbering.next_id(row) == (behind[0] if behind else numbering.tail)
 

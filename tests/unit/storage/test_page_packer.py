@@ -6,7 +6,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, TopicId, log_key
 from broker.storage import entry as entries
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.head import PageState
@@ -36,7 +36,7 @@ def entry(
     shared: Shared = PLAIN,
     attributes: Sequence[bytes] = (),
 ) -> Entry:
-    ids = [row_id(at, place) for place in range(count)]
+    ids = [log_key(at, place) for place in range(count)]
     (made,) = entries_of(epoch, ids, [b"%d" % at * size] * count, shared, attributes)
     return made
 
@@ -59,9 +59,9 @@ def packed(*added: Entry) -> list[Entry]:
 
 
 def test_neighbouring_entries_are_joined_with_their_marks() -> None:
-    key = Mark(1, b"k" * 16, row_id(1, 0), row_id(1, 0), b"h" * 32)
+    key = Mark(1, b"k" * 16, log_key(1, 0), log_key(1, 0), b"h" * 32)
     one, two, three = entry(1), entry(2, count=3), entry(3)
-    one.marks, three.marks = (key,), (key._replace(first=row_id(3, 0)),)
+    one.marks, three.marks = (key,), (key._replace(first=log_key(3, 0)),)
     (found,) = packed(one, two, three)
     assert (found.first, found.last, found.count) == (one.first, three.last, 5)
     assert found.marks == (*one.marks, *three.marks)
@@ -95,7 +95,7 @@ def test_attributes_are_kept_and_count_towards_the_limit() -> None:
 
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_small_entries_are_gathered_with_their_attributes(*, is_checked: bool) -> None:
-    key = Mark(1, b"k" * 16, row_id(1, 0), row_id(1, 0), b"h" * 32)
+    key = Mark(1, b"k" * 16, log_key(1, 0), log_key(1, 0), b"h" * 32)
     added = [
         entry(at, count=1 + at % 2, attributes=[b"%d" % at, b""][: 1 + at % 2])
         for at in range(1, 9)
@@ -117,8 +117,8 @@ def test_damage_is_reported() -> None:
 def test_a_part_of_an_entry_has_the_messages_between_two_ids() -> None:
     whole = packed_of([entry(1), entry(2, count=4), entry(3)])
     ids = whole.ids()
-    for after in (ROW_ID_MIN, *ids[:-1]):
-        for through in (*ids, ROW_ID_MAX):
+    for after in (LOG_KEY_MIN, *ids[:-1]):
+        for through in (*ids, LOG_KEY_MAX):
             wanted = [row for row in ids if after < row <= through]
             if wanted:
                 part = whole.within(after, through)
@@ -146,13 +146,13 @@ async def filled(bench: Bench) -> list:
 
 async def pack_first(bench: Bench) -> bool:
     resolver = bench.one.resolver
-    return await pack(resolver, resolver.tokens(), bench.log, ROW_ID_MIN)
+    return await pack(resolver, resolver.tokens(), bench.log, LOG_KEY_MIN)
 
 
 @pytest.mark.parametrize("before", range(14))
 async def test_a_reader_continues_while_its_page_is_packed(bench, before) -> None:
     rows = await filled(bench)
-    reader = bench.other.reader(bench.log, ROW_ID_MIN)
+    reader = bench.other.reader(bench.log, LOG_KEY_MIN)
     found: list[Entry] = []
     while len(rows_of(found)) < before:
         found += await reader.next(1, 1)
@@ -165,7 +165,7 @@ async def test_a_reader_continues_while_its_page_is_packed(bench, before) -> Non
 @pytest.mark.parametrize("before", range(14))
 async def test_a_backward_reader_continues_while_its_page_is_packed(bench, before) -> None:
     ids = [row[0] for row in await filled(bench)]
-    reader = bench.other.reader(bench.log, ROW_ID_MIN)
+    reader = bench.other.reader(bench.log, LOG_KEY_MIN)
     found = []
     while len(found) < before:
         found += [row[0] for row in rows_of(await reader.before(1, 1))[::-1]]
@@ -181,10 +181,10 @@ async def test_a_full_page_of_small_entries_is_packed_once_it_is_sealed(bench) -
         await bench.publish(hold)
         await hold.settled()
     rows = await bench.rows()
-    (page, head), tail = await hold.chain(ROW_ID_MIN, ROW_ID_MAX)
-    assert (page, head.state, head.cells) == (ROW_ID_MIN, PageState.PACKED, 1)
+    (page, head), tail = await hold.chain(LOG_KEY_MIN, LOG_KEY_MAX)
+    assert (page, head.state, head.cells) == (LOG_KEY_MIN, PageState.PACKED, 1)
     assert tail[1].is_open
-    found = await bench.one.reader(bench.log, ROW_ID_MIN).page_entries(page, head)
+    found = await bench.one.reader(bench.log, LOG_KEY_MIN).page_entries(page, head)
     assert rows_of(found) == rows[:8]
 
 
@@ -194,10 +194,10 @@ async def test_a_full_page_of_small_entries_is_packed_once_it_is_sealed(bench) -
 async def test_a_page_of_few_or_large_entries_is_not_packed(bench, bounds) -> None:
     bench.one.bounds = bounds
     hold = await bench.claim()
-    while hold.page == ROW_ID_MIN:
+    while hold.page == LOG_KEY_MIN:
         await bench.publish(hold, payloads=[bytes(1100)])
         await hold.settled()
-    (_, head), _ = await hold.chain(ROW_ID_MIN, ROW_ID_MAX)
+    (_, head), _ = await hold.chain(LOG_KEY_MIN, LOG_KEY_MAX)
     assert head.state is PageState.SEALED
 
 
@@ -209,5 +209,5 @@ async def test_a_table_that_is_not_alone_is_not_packed() -> None:
     for _ in range(5):
         await bench.publish(hold)
         await hold.settled()
-    (_, head), _ = await hold.chain(ROW_ID_MIN, ROW_ID_MAX)
+    (_, head), _ = await hold.chain(LOG_KEY_MIN, LOG_KEY_MAX)
     assert head.state is PageState.SEALED

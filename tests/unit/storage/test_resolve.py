@@ -3,7 +3,7 @@ import random
 import pytest
 
 from broker.errors import OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
-from broker.model import row_id
+from broker.model import log_key
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.entry import Shared, entries_of, stub_of
@@ -12,12 +12,12 @@ from broker.storage.resolve import Resolver, Tokens, epoch_of
 from broker.storage.table import HEAD, Cell, NotWritten, Space, WriteUnknown
 from broker.testing.virtual_time import VirtualClock, simulate
 
-OLD = Head(5, "me", b"old" * 4, row_id(1, 0))
-NEW = OLD._replace(token=b"new" * 4, pointer=row_id(2, 0))
+OLD = Head(5, "me", b"old" * 4, log_key(1, 0))
+NEW = OLD._replace(token=b"new" * 4, pointer=log_key(2, 0))
 LATER = NEW._replace(epoch=6, token=b"oth" * 4)
-MINE = entries_of(5, [row_id(2, 0)], [b"mine"])[0]
-THEIRS = entries_of(6, [row_id(2, 0)], [b"theirs"])[0]
-SAME_EPOCH = entries_of(5, [row_id(2, 0)], [b"another"])[0]
+MINE = entries_of(5, [log_key(2, 0)], [b"mine"])[0]
+THEIRS = entries_of(6, [log_key(2, 0)], [b"theirs"])[0]
+SAME_EPOCH = entries_of(5, [log_key(2, 0)], [b"another"])[0]
 
 
 class Scripted:
@@ -184,7 +184,7 @@ def test_tokens_rise_within_a_hold_and_differ_between_holds():
 
 def test_an_entry_shows_the_epoch_of_its_writer():
     mine = entries.encode(MINE)
-    tied = entries_of(5, [row_id(2, 0)], [random.Random(1).randbytes(9)], Shared(lifetime_ms=1))[0]
+    tied = entries_of(5, [log_key(2, 0)], [random.Random(1).randbytes(9)], Shared(lifetime_ms=1))[0]
     assert epoch_of(mine, mine, 5) == 5
     assert epoch_of(entries.encode(THEIRS), mine, 5) == 6
     assert epoch_of(entries.encode(SAME_EPOCH), mine, 5) is None

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import StorageCorrupt
-from broker.model import row_id
+from broker.model import log_key
 from broker.storage.entry import checked
 from broker.storage.root import Root, RootState, decode, encode, linked, state_of
 
 FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "roots.txt"
-ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
+ROWS = st.builds(log_key, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 ROOTS = st.builds(
     Root,
     st.integers(-(1 << 31), (1 << 31) - 1),
@@ -71,12 +71,12 @@ def samples():
         -2,
         RootState.PUBLISHED,
         1 << 63,
-        row_id(1_700_000_000_000, 3),
-        row_id(1_600_000_000_000, 2),
-        row_id(1_500_000_000_000, 1),
+        log_key(1_700_000_000_000, 3),
+        log_key(1_600_000_000_000, 2),
+        log_key(1_500_000_000_000, 1),
         bytes(range(12)),
-        row_id(7, 7),
-        row_id(8, 8),
+        log_key(7, 7),
+        log_key(8, 8),
         -1,
     )
     return [Root(1, RootState.LIVE), rich]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, IntegerType, StructType
 
-from broker.model import ROW_ID_MIN, row_id
+from broker.model import LOG_KEY_MIN, log_key
 from broker.spark.record_batches import SCHEMA, arrow_schema
 from broker.streams.accumulators import Count
 from broker.streams.failures import Failures
@@ -27,7 +27,7 @@ READ = SourceReader("source-1", Json(), FAILURES, is_processing_time=False)
 def batch(*payloads: bytes) -> pa.RecordBatch:
     count = len(payloads)
     columns = [
-        pa.array([row_id(1000 + i, 0) + ROW_ID_MIN for i in range(count)], pa.binary()),
+        pa.array([log_key(1000 + i, 0) + LOG_KEY_MIN for i in range(count)], pa.binary()),
         pa.array(payloads, pa.binary()),
         pa.array(["t"] * count),
         pa.array([(1000 + i) * 1000 for i in range(count)], pa.timestamp("us", tz="UTC")),

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.model import RowId, row_id, timestamp_of
+from broker.model import LogKey, log_key, timestamp_of
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.storage.marks import PRODUCER
 from broker.testing.virtual_time import VirtualLoop, simulate
@@ -52,8 +52,8 @@ REFERENCES = [(9, 3), (-5, 2)]
 EPOCH = 3
 
 
-def ids_for(writes: list[Write]) -> list[RowId]:
-    return [row_id(1, number) for number in range(sum(write.rows for write in writes))]
+def ids_for(writes: list[Write]) -> list[LogKey]:
+    return [log_key(1, number) for number in range(sum(write.rows for write in writes))]
 
 
 def batch(writes: list[Write], *, is_stored: bool = False) -> Batch:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RollbackRange, Snapshot
+from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, RollbackRange, Snapshot
 from broker.storage.keys import LogId, page_key
 from broker.storage.ownpage import PageBounds
 from broker.storage.table import Space
@@ -193,7 +193,7 @@ async def test_a_stale_read_of_a_payload_log_does_not_mislead_a_reverse_browse(
         return [each for each in found if each[0] == first] or [(first, before[first])]
 
     log = LogId(TOPIC, 1, 42)
-    ends = page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
+    ends = page_key(log, LOG_KEY_MIN), page_key(log, LOG_KEY_MAX)
     before = dict(await bench.table.scan(Space.PAYLOADS, *ends, limit=9))
     first = min(before)
     await bench.stored(42, b"s2")

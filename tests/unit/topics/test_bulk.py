@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 
 from broker.errors import BadRequest, ClockSkew, TopicNotFound
 from broker.model import (
-    ROW_ID_MIN,
+    LOG_KEY_MIN,
     Message,
     MessageId,
     Poll,
     RollbackRange,
     Snapshot,
     TopicId,
-    row_after,
+    log_key_after,
 )
 from broker.storage.ownpage import PageBounds
 from broker.testing.virtual_time import VirtualLoop, simulate
@@ -45,7 +45,7 @@ async def read(
 
 
 async def latest(bench: Bench) -> MessageId:
-    return (await bench.topics.range(TOPIC, RangeQuery())).latest + ROW_ID_MIN
+    return (await bench.topics.range(TOPIC, RangeQuery())).latest + LOG_KEY_MIN
 
 
 def wanted_of(
@@ -54,8 +54,8 @@ def wanted_of(
     """Return the messages of a poll by the model, within the range."""
     if after is None:
         poll = Poll(snapshot=snapshot)
-    elif after[10:] == ROW_ID_MIN:
-        poll = Poll(row_after(after[:10]) + ROW_ID_MIN, snapshot=snapshot)
+    elif after[10:] == LOG_KEY_MIN:
+        poll = Poll(log_key_after(after[:10]) + LOG_KEY_MIN, snapshot=snapshot)
     else:
         poll = Poll(after, inclusive=False, snapshot=snapshot)
     within = [row for row in rows if row.row <= through[:10]]
@@ -115,7 +115,7 @@ async def test_parts_of_a_range_are_the_whole(full: Bench) -> None:
     got: list[Message] = []
     after = found.after
     for end in found.ends:
-        got += await read(full.topics, after + ROW_ID_MIN, end + ROW_ID_MIN)
+        got += await read(full.topics, after + LOG_KEY_MIN, end + LOG_KEY_MIN)
         after = end
     assert numbers(got) == list(range(83))
 
@@ -151,7 +151,7 @@ async def test_an_empty_range_has_no_messages(full: Bench) -> None:
 
 async def test_a_range_that_ends_behind_the_latest_message_is_refused(full: Bench) -> None:
     end = await latest(full)
-    beyond = row_after(end[:10]) + ROW_ID_MIN
+    beyond = log_key_after(end[:10]) + LOG_KEY_MIN
     with pytest.raises(BadRequest, match="through"):
         await read(full.topics, None, beyond)
     await full.publish(b"100")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.errors import ClockSkew, Unavailable
-from broker.model import ROW_ID_MIN, MessageId, RowId, TopicId
+from broker.model import LOG_KEY_MIN, LogKey, MessageId, TopicId
 from broker.storage.columns import last_of
 from broker.storage.table import Cell, Cells, Space
 from broker.testing.mutants import in_force
@@ -26,10 +26,10 @@ class Before:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._heads: dict[bytes, dict[bytes, Cell]] = {}
-        self._last: RowId = ROW_ID_MIN
+        self._last: LogKey = LOG_KEY_MIN
         self.left = 0
 
-    def answer_as_of(self, last: RowId, reads: int) -> None:
+    def answer_as_of(self, last: LogKey, reads: int) -> None:
         """Show nothing behind ``last``, and heads as they were when they were first read."""
         self._last, self.left = last, reads
 
@@ -53,7 +53,7 @@ class Before:
 
 
 async def range_of(node: TopicNode) -> MessageId:
-    return (await node.topics.range(TOPIC, RangeQuery())).latest + ROW_ID_MIN
+    return (await node.topics.range(TOPIC, RangeQuery())).latest + LOG_KEY_MIN
 
 
 async def apart(cluster: TopicCluster) -> tuple[TopicNode, TopicNode, Before]:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.model import RowId, row_before, row_id
+from broker.model import LogKey, log_key, log_key_before
 from broker.storage.entry import Entry, Shared, entries_of
 from broker.topics.cache import CacheBudget, TopicCache
 from tests.kit.serving import eventually
 
-START = row_id(1000, 0)
+START = log_key(1000, 0)
 SHARED = {
     "plain": Shared(),
     "tx": Shared(pointer=7),
@@ -24,13 +24,13 @@ class Log:
 
     def __init__(self) -> None:
         self._ms = 1000
-        self.all: list[tuple[RowId, bytes]] = []
+        self.all: list[tuple[LogKey, bytes]] = []
 
     def batch(self, *kinds: tuple[str, int]) -> list[Entry]:
         added: list[Entry] = []
         for kind, count in kinds:
             self._ms += 1
-            ids = [row_id(self._ms, seq) for seq in range(1 if kind == "reference" else count)]
+            ids = [log_key(self._ms, seq) for seq in range(1 if kind == "reference" else count)]
             payloads = [b"%d" % (len(self.all) + place) for place in range(len(ids))]
             self.all += zip(ids, payloads, strict=True)
             added += entries_of(1, ids, payloads, SHARED[kind])
@@ -74,7 +74,7 @@ def test_the_cache_returns_exactly_the_committed_messages_of_its_range(
             read(cache, cache.after, cache.pointer)  # Joins small entries.
     ids = [row for row, _ in log.all]
     assert cache.pointer == ids[-1]
-    places = sorted({START, *ids, *map(row_before, ids)})
+    places = sorted({START, *ids, *map(log_key_before, ids)})
     after = data.draw(st.sampled_from([place for place in places if place >= cache.after]))
     through = data.draw(st.sampled_from(places))
     assert cache.covers(after, None)
@@ -144,13 +144,13 @@ async def test_a_closed_cache_is_dropped_in_bounded_steps() -> None:
     budget = CacheBudget(1 << 30)
     cache = TopicCache(budget, START)
     for number in range(2_000):
-        cache.add(entries_of(1, [row_id(2_000 + number, 0)], [b"x"], SHARED["tx"]))
+        cache.add(entries_of(1, [log_key(2_000 + number, 0)], [b"x"], SHARED["tx"]))
     held = budget.bytes
     cache.close()
     assert not cache.covers(START, None), "a closed cache answers no reader"
     assert held * 3 // 4 < budget.bytes < held, "some slots are dropped at once"
     other = TopicCache(budget, START)
-    other.add(entries_of(1, [row_id(1, 0)], [b"x"], SHARED["tx"]))
+    other.add(entries_of(1, [log_key(1, 0)], [b"x"], SHARED["tx"]))
     await settled(lambda: budget.bytes == held // 2_000)
 
 
@@ -158,8 +158,8 @@ async def test_a_large_entry_displaces_many_small_ones_in_bounded_steps() -> Non
     budget = CacheBudget(2_000_000)
     cache = TopicCache(budget, START)
     for number in range(2_000):
-        cache.add(entries_of(1, [row_id(2_000 + number, 0)], [b"x"], SHARED["tx"]))
-    cache.add(entries_of(1, [row_id(9_000, 0)], [bytes(1_900_000)], SHARED["tx"]))
+        cache.add(entries_of(1, [log_key(2_000 + number, 0)], [b"x"], SHARED["tx"]))
+    cache.add(entries_of(1, [log_key(9_000, 0)], [bytes(1_900_000)], SHARED["tx"]))
     assert budget.bytes > budget.bytes_max
     await settled(lambda: budget.bytes <= budget.bytes_max)
     assert [payload for _, payload in read(cache, cache.after, cache.pointer)][-1:] == [

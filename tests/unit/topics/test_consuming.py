@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge
-from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
+from broker.model import (
+    LOG_KEY_MIN,
+    Message,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    Snapshot,
+    log_key,
+)
 from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics.blockers import BlockersQuery
 from broker.topics.browse import BrowseQuery
@@ -91,8 +99,8 @@ class Log:
         timestamp = int.from_bytes(done.first[:8], "big")
         seq = int.from_bytes(done.first[8:], "big")
         for place, payload in enumerate(payloads):
-            row = row_id(timestamp, seq + place)
-            message = Message(row + ROW_ID_MIN, payload, *beside(payload))
+            row = log_key(timestamp, seq + place)
+            message = Message(row + LOG_KEY_MIN, payload, *beside(payload))
             self.rows.append(Shown(row, pointer, rolled_back, True, [message]))
 
     async def reference(self, stores: list[int], fate: str) -> None:
@@ -107,7 +115,7 @@ class Log:
             stored = await self._bench.topics.store(TOPIC, request_of(number, payloads))
             timestamp = int.from_bytes(stored.first[:8], "big")
             seq = int.from_bytes(stored.first[8:], "big")
-            messages += [(row_id(timestamp, seq + i), p) for i, p in enumerate(payloads)]
+            messages += [(log_key(timestamp, seq + i), p) for i, p in enumerate(payloads)]
         done = await self._bench.publish(pointer=number)
         if rolled_back:
             await self._bench.topics.rollback(TOPIC, RollbackRange(number, done.first, done.last))
@@ -147,7 +155,7 @@ async def make(bench: Bench, wanted: list[tuple[str, object, str | None]]) -> li
 def places(rows: list[Shown]) -> list[bytes]:
     """Return every id, every row as an id, and the ids right before and after them."""
     ids = {message.id for row in rows for message in row.messages}
-    ids |= {row.row + ROW_ID_MIN for row in rows}
+    ids |= {row.row + LOG_KEY_MIN for row in rows}
     beside = {(int.from_bytes(i, "big") + d).to_bytes(20, "big") for i in ids for d in (-1, 1)}
     return sorted(ids | beside)
 

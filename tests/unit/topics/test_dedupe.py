@@ -14,7 +14,7 @@ from broker.errors import (
     PayloadsSealed,
 )
 from broker.long_work import soon
-from broker.model import ROW_ID_MIN, row_id
+from broker.model import LOG_KEY_MIN, log_key
 from broker.testing.mutants import in_force
 from broker.topics.dedupe import (
     EXPIRED_AT_ONCE,
@@ -252,11 +252,11 @@ class Counted(KeyedOutcome):
         Counted.freed += 1
 
 
-OLD, LATE = row_id(1, 0), row_id(2, 0)
+OLD, LATE = log_key(1, 0), log_key(2, 0)
 
 
 def remembered(budget: KeyBudget, keys: int) -> AnsweredKeys:
-    memory = AnsweredKeys(pointer=ROW_ID_MIN, keys_max=10**6, budget=budget)
+    memory = AnsweredKeys(pointer=LOG_KEY_MIN, keys_max=10**6, budget=budget)
     for number in range(keys):
         memory.put(key_hash(str(number)), Counted(OLD, OLD, bytes(32)), OLD)
     return memory

@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import (
-    ROW_ID_MAX,
-    ROW_ID_MIN,
+    LOG_KEY_MAX,
+    LOG_KEY_MIN,
     Poll,
     Snapshot,
     Topic,
     TopicId,
     TransactionUse,
-    first_row_at,
-    row_after,
-    row_before,
-    row_id,
+    first_log_key_at,
+    log_key,
+    log_key_after,
+    log_key_before,
     timestamp_of,
 )
 from broker.topics.fetch import (
@@ -41,56 +41,58 @@ def topic_of(ttl_ms: int, purged_ms: int = 0) -> Topic:
     return Fine(TopicId("ns", "t"), 1, {}, 1, TransactionUse.OPTIONAL, purged_ms)
 
 
-rows = st.builds(row_id, st.integers(0, 1 << 44), st.integers(0, 0xFFFF))
-OLDEST = first_row_at(0)
+rows = st.builds(log_key, st.integers(0, 1 << 44), st.integers(0, 0xFFFF))
+OLDEST = first_log_key_at(0)
 
 
 @given(rows, rows)
 def test_an_exclusive_start_begins_after_its_id(row: bytes, payload: bytes) -> None:
     start = start_of(Poll(row + payload, inclusive=False), OLDEST)
-    assert start == FetchStart(row_before(row), row, payload, inline=False)
+    assert start == FetchStart(log_key_before(row), row, payload, inline=False)
 
 
 @given(rows)
 def test_an_inclusive_start_at_an_inline_message_takes_it(row: bytes) -> None:
-    start = start_of(Poll(row + ROW_ID_MIN), OLDEST)
-    assert start == FetchStart(row_before(row), row, ROW_ID_MIN, inline=True)
+    start = start_of(Poll(row + LOG_KEY_MIN), OLDEST)
+    assert start == FetchStart(log_key_before(row), row, LOG_KEY_MIN, inline=True)
 
 
-@given(rows, rows.filter(lambda row: row != ROW_ID_MIN))
+@given(rows, rows.filter(lambda row: row != LOG_KEY_MIN))
 def test_an_inclusive_start_at_a_payload_takes_it(row: bytes, payload: bytes) -> None:
     start = start_of(Poll(row + payload), OLDEST)
-    assert row_after(start.payload_after) == payload
+    assert log_key_after(start.payload_after) == payload
     assert not start.inline
 
 
 def test_an_expired_id_starts_at_the_oldest_live_message() -> None:
-    bound = first_row_at(5000)
-    identifier = row_id(4999, 7) + row_id(123, 4)
-    assert start_of(Poll(identifier, inclusive=False), bound) == FetchStart(row_before(bound))
+    bound = first_log_key_at(5000)
+    identifier = log_key(4999, 7) + log_key(123, 4)
+    assert start_of(Poll(identifier, inclusive=False), bound) == FetchStart(log_key_before(bound))
 
 
 def test_an_id_at_the_bound_is_followed() -> None:
-    identifier = row_id(5000, 7) + ROW_ID_MIN
-    assert start_of(Poll(identifier), first_row_at(5000)).row == row_id(5000, 7)
+    identifier = log_key(5000, 7) + LOG_KEY_MIN
+    assert start_of(Poll(identifier), first_log_key_at(5000)).row == log_key(5000, 7)
 
 
 @given(st.integers(-(1 << 63), 1 << 70), st.integers(0, 1 << 44))
 def test_a_time_starts_at_its_millisecond_or_at_the_oldest_live_message(
     time_ms: int, bound_ms: int
 ) -> None:
-    start = start_of(Poll(time_ms), first_row_at(bound_ms))
-    assert start == FetchStart(row_before(max(first_row_at(bound_ms), first_row_at(time_ms))))
+    start = start_of(Poll(time_ms), first_log_key_at(bound_ms))
+    assert start == FetchStart(
+        log_key_before(max(first_log_key_at(bound_ms), first_log_key_at(time_ms)))
+    )
 
 
 def test_an_id_is_cut_to_its_20_bytes() -> None:
-    identifier = row_id(9, 1) + row_id(8, 2)
+    identifier = log_key(9, 1) + log_key(8, 2)
     assert start_of(Poll(identifier + b"tail"), OLDEST) == start_of(Poll(identifier), OLDEST)
 
 
 @pytest.mark.parametrize("ttl_s", [1, 604_800, 2_147_483_647])
 def test_the_longest_ttl_does_not_overflow(ttl_s: int) -> None:
-    assert ROW_ID_MIN <= oldest_live(topic_of(ttl_s * 1000), 1_700_000_000_000) < ROW_ID_MAX
+    assert LOG_KEY_MIN <= oldest_live(topic_of(ttl_s * 1000), 1_700_000_000_000) < LOG_KEY_MAX
 
 
 @given(rows, st.integers(0, 1 << 44), st.integers(1, 1 << 32))
@@ -127,7 +129,7 @@ def test_a_message_lives_to_the_last_millisecond(
     age_ms: int, lifetime_ms: int | None, ttl_ms: int, is_alive: bool
 ) -> None:
     published_ms = 10_000_000
-    row = row_id(published_ms, 3)
+    row = log_key(published_ms, 3)
     now_ms = published_ms + age_ms
     assert lives(topic_of(ttl_ms), row, lifetime_ms, now_ms) is is_alive
     assert (now_ms <= expires_at_ms(row, lifetime_ms, ttl_ms)) is is_alive

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.model import row_after, row_id
+from broker.model import log_key, log_key_after
 from broker.storage.marks import PRODUCER_LIFE_MS
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, virtual_loop
@@ -134,7 +134,7 @@ class Keys:
         self.keys_max = keys_max
         self.rows: dict[bytes, KeyedOutcome] = {}
         self.put_at: dict[bytes, float] = {}
-        self.pointer = row_id(self.clock.now_ms(), 0)
+        self.pointer = log_key(self.clock.now_ms(), 0)
         self.claim(0)
 
     def claim(self, _: int) -> None:
@@ -161,7 +161,7 @@ class Keys:
     def request(self, number: int) -> None:
         key = b"%d" % number
         if self.find(key) is None:
-            self.pointer = max(row_id(self.clock.now_ms(), 0), row_after(self.pointer))
+            self.pointer = max(log_key(self.clock.now_ms(), 0), log_key_after(self.pointer))
             self.rows[key] = KeyedOutcome(self.pointer, self.pointer, bytes(32))
             self.put_at[key] = self.loop.time()
             self.memory.put(key, self.rows[key], self.window.passed_before(WINDOW_MS))

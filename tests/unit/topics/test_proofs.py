@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.errors import TopicNotFound
-from broker.model import ROW_ID_MIN, Poll, TopicId
+from broker.model import LOG_KEY_MIN, Poll, TopicId
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
 from broker.topics.browse import BrowseQuery
@@ -16,7 +16,7 @@ from tests.kit.bench import Gate, deaf_to_proofs
 from tests.kit.topic_nodes import TopicCluster, TopicNode, on_nodes
 
 TOPIC = TopicId("ns", "t")
-NOTHING = ROW_ID_MIN + bytes(10)
+NOTHING = LOG_KEY_MIN + bytes(10)
 
 
 async def former_leader(cluster: TopicCluster, ttl_s: int = 600) -> tuple[TopicNode, TopicNode]:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.errors import ClockSkew, TopicNotFound
-from broker.model import RowId, TopicId
+from broker.model import LogKey, TopicId
 from broker.storage.ownpage import PageBounds
 from broker.topics import ranges
 from broker.topics.ranges import Range, RangeQuery
@@ -25,7 +25,7 @@ async def found(bench: Bench, **query: object) -> Range:
     return await bench.topics.range(TOPIC, RangeQuery(**query))  # type: ignore[arg-type]
 
 
-async def published(bench: Bench, requests: int, messages: int) -> list[RowId]:
+async def published(bench: Bench, requests: int, messages: int) -> list[LogKey]:
     """Publish; return the last id of each request."""
     return [(await bench.publish(*[b"payload"] * messages)).last for _ in range(requests)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.errors import NoLeader, OutcomeUnknown
-from broker.model import Poll, RollbackRange, RowId, Snapshot
+from broker.model import LogKey, Poll, RollbackRange, Snapshot
 from broker.storage import hold
 from broker.storage.ownpage import PageBounds
 from broker.storage.table import HEAD, WriteUnknown
@@ -28,7 +28,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SLOTS_AT_ONCE", AT_ONCE)
 
 
-async def published(bench: Bench, count: int = COUNT) -> list[RowId]:
+async def published(bench: Bench, count: int = COUNT) -> list[LogKey]:
     """Publish messages under a pointer, each by itself, into several pages, and between them others."""
     bench.bounds = PageBounds(cells_max=CELLS)
     bench.restart()
@@ -41,7 +41,7 @@ async def published(bench: Bench, count: int = COUNT) -> list[RowId]:
     return rows
 
 
-def rolling_back(bench: Bench, first: RowId, last: RowId) -> asyncio.Future[None]:
+def rolling_back(bench: Bench, first: LogKey, last: LogKey) -> asyncio.Future[None]:
     return asyncio.ensure_future(bench.topics.rollback(TOPIC, RollbackRange(POINTER, first, last)))
 
 

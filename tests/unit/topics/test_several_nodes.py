@@ -265,7 +265,7 @@ async def test_no_commit_is_missed_between_a_look_into_storage_and_a_claim(
     polling = asyncio.ensure_future(home.run(home.topics.poll(TOPIC, Poll(), wait_s=20)))
     await gate.reached.wait()
     around = stranger.topics.around
-    ids = around.row_ids(0).take(1, home.now_ms(), around.clock.monotonic() * 1000)
+    ids = around.log_keys(0).take(1, home.now_ms(), around.clock.monotonic() * 1000)
     await append(hold, ids, [b"between"])
     if not claims_itself:
         await home.topics.leaders.lead(TOPIC, around.clock.monotonic() + 5)

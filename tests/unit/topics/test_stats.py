@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from broker import long_work
-from broker.model import ROW_ID_MIN
+from broker.model import LOG_KEY_MIN
 from broker.storage import payloads
 from broker.storage.keys import LogId
 from broker.storage.ownpage import PageBounds
@@ -104,7 +104,7 @@ async def test_lag_counts_the_messages_after_a_cursor(bench: Bench, cells_max: i
     bench.bounds = PageBounds(cells_max=cells_max)
     bench.restart()
     await bench.create()
-    nothing = ROW_ID_MIN + bytes(10)
+    nothing = LOG_KEY_MIN + bytes(10)
     assert await bench.topics.lag(TOPIC, nothing) == 0
     await bench.stored(5, b"x", b"y")
     await bench.stored(5, b"z")

@@ -15,7 +15,7 @@ from broker.errors import (
     StorageFull,
     Unavailable,
 )
-from broker.model import ROW_ID_MIN, PublishRequest
+from broker.model import LOG_KEY_MIN, PublishRequest
 from broker.storage.entry import decode
 from broker.storage.table import HEAD
 from broker.topics.settings import PublishOptions
@@ -305,7 +305,7 @@ async def test_a_closed_writer_refuses_requests(bench: Bench) -> None:
     leader.end(NoLeader("over"))
     with pytest.raises(Fenced):
         leader.writer.submit(Write(asyncio.get_running_loop().create_future(), [b"m"]))
-    assert leader.hold.pointer > ROW_ID_MIN
+    assert leader.hold.pointer > LOG_KEY_MIN
 
 
 async def test_a_bug_in_an_append_is_an_unknown_outcome_and_ends_the_hold(bench: Bench) -> None:

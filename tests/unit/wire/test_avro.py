@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest, TooManyMessages
-from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, row_id
+from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, log_key
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 from broker.wire.varint import encode_bytes, encode_long
@@ -23,7 +23,7 @@ payload_lists = st.lists(
     st.one_of(st.binary(max_size=100), st.sampled_from([b"x" * 64, b"y" * 8191, b"z" * 8192])),
     max_size=20,
 )
-rows = st.builds(row_id, pointers, st.integers(0, 65535))
+rows = st.builds(log_key, pointers, st.integers(0, 65535))
 snapshots = st.builds(
     Snapshot,
     transaction_id=longs,

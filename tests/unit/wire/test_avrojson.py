@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest, TooManyMessages
-from broker.model import NO_HEADERS, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
+from broker.model import NO_HEADERS, Message, Poll, PublishRequest, RollbackRange, Snapshot, log_key
 from broker.wire import avrojson
 from broker.wire.transaction import encode_transaction
 from tests.kit import schemas
@@ -55,7 +55,7 @@ def test_publish_requests_are_as_another_implementation_has_them(pointer, payloa
 
 @given(pointers, pointers, st.integers(0, 65535))
 def test_publish_responses_come_back(pointer, time_ms, seq):
-    span = RollbackRange(pointer, row_id(time_ms, seq), row_id(time_ms, 65535))
+    span = RollbackRange(pointer, log_key(time_ms, seq), log_key(time_ms, 65535))
     assert avrojson.decode_publish_response(avrojson.encode_publish_response(span)) == span
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from broker.model import Message, Poll, PublishRequest, RollbackRange, row_id
+from broker.model import Message, Poll, PublishRequest, RollbackRange, log_key
 from broker.wire import avro, avrojson, blocks, snapshotjson, transaction
 from tests.kit import schemas
 from tests.kit.poll_replies import block
@@ -25,7 +25,9 @@ VALUES = {
     "publish-request.no-transaction": PublishRequest(None, [b"a", b"b"]),
     "publish-request.reference": PublishRequest(1, []),
     "publish-request.transactional": PublishRequest(1, [b"m2"]),
-    "publish-response.range": RollbackRange(1, row_id(1480000000000, 2), row_id(1480000000000, 3)),
+    "publish-response.range": RollbackRange(
+        1, log_key(1480000000000, 2), log_key(1480000000000, 3)
+    ),
     "consume-request.java-default": Poll(limit=2147483647),
     "consume-request.from-time": Poll(start=0, limit=10),
     "consume-request.after-id": Poll(start=ID, inclusive=False),

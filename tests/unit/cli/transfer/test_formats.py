@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from broker.cli.transfer.file_records import Contents
 from broker.cli.transfer.formats import FORMATS, Format, format_of
-from broker.model import NO_HEADERS, Message, row_id
+from broker.model import NO_HEADERS, Message, log_key
 
 HEADERS = {"trace": b"\xff\x00", "empty": b"", "ü": "日本".encode()}
 MESSAGES = [
-    Message(row_id(1_764_000_000_000 + n, n) + bytes(10), payload, key, headers)
+    Message(log_key(1_764_000_000_000 + n, n) + bytes(10), payload, key, headers)
     for n, (payload, key, headers) in enumerate(
         [
             (b"text", None, NO_HEADERS),

@@ -1,6 +1,6 @@
 import random
 
-from broker.model import row_id
+from broker.model import log_key
 from broker.storage.columns import POINTER, column_of, rolled_column
 from broker.storage.memory.past import ROWS_MAX, STATES_MAX, Past
 from broker.storage.memory.row_space import RowSpace
@@ -54,7 +54,7 @@ def test_the_last_changes_leave_older_states():
 
 def test_a_rollback_ends_the_past():
     kept = Kept()
-    entry = column_of(row_id(1, 0), POINTER, int.from_bytes(b"x", "big"))
+    entry = column_of(log_key(1, 0), POINTER, int.from_bytes(b"x", "big"))
     kept.change(1)
     kept.change(2, entry)
     assert kept.older() == {None, b"1"}, "the pointer of the entry is no rollback"

@@ -1,4 +1,4 @@
-"""Give out row ids: they rise strictly within a topic name, even if the clock jumps.
+"""Give out log keys, the ids of messages in their log: they rise strictly within a topic name, even if the clock jumps.
 
 An id is a millisecond and a counter within it. A writer owns part of the counter::
 
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from broker.model import RowId, row_after, row_id, timestamp_of
+from broker.model import LogKey, log_key, log_key_after, timestamp_of
 
 _TIMESTAMP = struct.Struct(">q")
 _SEQS = [struct.pack(">H", seq) for seq in range(1 << 16)]
@@ -42,8 +42,8 @@ class Position(NamedTuple):
     counter: int
 
 
-class RowIds:
-    """The ids of one log under one hold.
+class LogKeys:
+    """The keys of one log under one hold.
 
     Invariant: every id given out is greater than every id given out before, and its timestamp is at
     least ``first_ms``.
@@ -77,7 +77,7 @@ class RowIds:
         if timestamp_ms > self._next.timestamp_ms:
             self._next = Position(timestamp_ms, 0)
 
-    def take(self, count: int, now_ms: int, monotonic_ms: float) -> list[RowId]:
+    def take(self, count: int, now_ms: int, monotonic_ms: float) -> list[LogKey]:
         """Return the next ``count`` ids, in order.
 
         Raises:
@@ -111,13 +111,13 @@ class RowIds:
         """Return whether waiting can't help: the request alone exceeds the bound, and no id is ahead of the clock."""
         return ahead_ms <= 0 and count > self.at_once_max
 
-    def _run(self, timestamp_ms: int, start: int, end: int) -> list[RowId]:
+    def _run(self, timestamp_ms: int, start: int, end: int) -> list[LogKey]:
         head = _TIMESTAMP.pack(timestamp_ms)
         offset = self._offset
         return [head + seq for seq in _SEQS[offset + start : offset + end]]
 
-    def _runs(self, start: Position, end_counter: int) -> list[RowId]:
-        ids: list[RowId] = []
+    def _runs(self, start: Position, end_counter: int) -> list[LogKey]:
+        ids: list[LogKey] = []
         timestamp_ms, counter = start
         left = end_counter - counter
         while left > 0:
@@ -128,17 +128,17 @@ class RowIds:
         return ids
 
 
-def is_run(rows: Sequence[RowId]) -> bool:
+def is_run(rows: Sequence[LogKey]) -> bool:
     """Return whether each id is the next one after the id before, as those of one request are."""
     return all(_is_next(row, following) for row, following in pairwise(rows))
 
 
-def _is_next(row: RowId, following: RowId) -> bool:
-    if following == row_after(row):
+def _is_next(row: LogKey, following: LogKey) -> bool:
+    if following == log_key_after(row):
         return True
     # In a cluster a millisecond has 256 ids of one instance.
     instance, counter = row[-2:]
-    return counter == 255 and following == row_id(timestamp_of(row) + 1, instance << 8)
+    return counter == 255 and following == log_key(timestamp_of(row) + 1, instance << 8)
 
 
 def first_timestamp_ms(now_ms: int, pointer_ms: int) -> int:

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.model import unpack_row_id
+from broker.model import unpack_log_key
 from broker.testing.mutants import in_force
-from broker.topics.ids import LeadExceeded, RowIds, first_timestamp_ms, is_run
+from broker.topics.log_keys import LeadExceeded, LogKeys, first_timestamp_ms, is_run
 
 HOUR_MS = 3_600_000
 T0 = 1_700_000_000_000
 
 
-def ids_from(first_ms: int = T0, *, lead_ms_max: int = 1000, instance: int | None = None) -> RowIds:
-    return RowIds(first_ms=first_ms, monotonic_ms=0, lead_ms_max=lead_ms_max, instance=instance)
+def ids_from(
+    first_ms: int = T0, *, lead_ms_max: int = 1000, instance: int | None = None
+) -> LogKeys:
+    return LogKeys(first_ms=first_ms, monotonic_ms=0, lead_ms_max=lead_ms_max, instance=instance)
 
 
 steps = st.lists(
@@ -48,8 +50,8 @@ def test_ids_rise_for_every_movement_of_the_clock(
         assert len(taken) == count
         assert taken[0] > last
         assert all(map(operator.lt, taken, islice(taken, 1, None)))
-        assert min(unpack_row_id(taken[0])) >= 0
-        assert unpack_row_id(taken[0])[0] >= first_ms
+        assert min(unpack_log_key(taken[0])) >= 0
+        assert unpack_log_key(taken[0])[0] >= first_ms
         last = taken[-1]
 
 
@@ -69,14 +71,14 @@ def test_a_full_millisecond_spills_into_the_next(instance: int | None, per_ms: i
     ids = ids_from(instance=instance)
     taken = ids.take(2 * per_ms + 1, T0, 0)
     offset = 0 if instance is None else instance << 8
-    at = {place: unpack_row_id(taken[place]) for place in (0, per_ms - 1, per_ms, 2 * per_ms)}
+    at = {place: unpack_log_key(taken[place]) for place in (0, per_ms - 1, per_ms, 2 * per_ms)}
     assert at == {
         0: (T0, offset),
         per_ms - 1: (T0, offset + per_ms - 1),
         per_ms: (T0 + 1, offset),
         2 * per_ms: (T0 + 2, offset),
     }
-    assert unpack_row_id(ids.take(1, T0, 0)[0]) == (T0 + 2, offset + 1)
+    assert unpack_log_key(ids.take(1, T0, 0)[0]) == (T0 + 2, offset + 1)
 
 
 @pytest.mark.parametrize("count", [20_000, 100_000])
@@ -102,7 +104,7 @@ def test_ids_lead_the_clock_by_a_limit_and_then_wait() -> None:
     with pytest.raises(LeadExceeded) as caught:
         ids.take(1, T0, 0)
     assert caught.value.wait_ms == 1
-    assert unpack_row_id(ids.take(1, T0, 1.0)[0])[0] == T0 + 11
+    assert unpack_log_key(ids.take(1, T0, 1.0)[0])[0] == T0 + 11
 
 
 def test_a_refused_request_takes_no_ids() -> None:
@@ -125,10 +127,10 @@ def test_a_request_that_alone_is_over_the_limit_is_taken_when_the_ids_do_not_lea
 
 def test_a_log_far_ahead_is_followed_and_advances_with_the_monotonic_clock() -> None:
     log_ms = T0 + 24 * HOUR_MS
-    ids = RowIds(
+    ids = LogKeys(
         first_ms=first_timestamp_ms(T0, log_ms), monotonic_ms=500, lead_ms_max=1000, instance=0
     )
-    assert unpack_row_id(ids.take(1, T0, 500)[0]) == (log_ms + 1, 0)
+    assert unpack_log_key(ids.take(1, T0, 500)[0]) == (log_ms + 1, 0)
     ids.take(256 * 900, T0, 500)
     with pytest.raises(LeadExceeded):
         ids.take(256 * 200, T0, 500)
@@ -139,7 +141,7 @@ def test_after_a_clock_steps_back_ids_still_rise() -> None:
     ids = ids_from()
     ahead = ids.take(1, T0 + HOUR_MS, 10)[0]
     back = ids.take(1, T0, 20)[0]
-    assert unpack_row_id(back) == (T0 + HOUR_MS, 1)
+    assert unpack_log_key(back) == (T0 + HOUR_MS, 1)
     assert back > ahead
 
 
