@@ -17,7 +17,7 @@ from tests.kit.serving import Http, topic_path
 
 ROOT = Path(broker.__file__).parents[1]
 PAGE = ROOT / "docs" / "internals" / "a-publish.md"
-FILES_MAX = 11
+FILES_MAX = 10
 TEXT = {"Content-Type": "text/plain"}
 AVRO = {"Content-Type": "avro/binary"}
 LAST = {

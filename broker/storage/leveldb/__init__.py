@@ -16,8 +16,8 @@ a log have keys of the same length. So the cells of consecutive pages are one ra
 
 ::
 
-    table.py             the port: reads in their own threads, writes in the writer's thread
-    write_thread.py      the one thread that writes, and its behaviour after a failed write
+    table.py             the port: the reads, and the opening
+    write_thread.py      its writes: the one thread that makes them, and its behaviour after a failed write
     round.py             one write batch: the changes of many callers, checked
     pending_calls.py     calls that another thread answers, and their deadline
     compaction.py        freeing disk space after pages are cleared

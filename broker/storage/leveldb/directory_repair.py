@@ -31,7 +31,7 @@ from broker.storage.leveldb import files, snapshot, stand_in, torn_tail
 from broker.storage.leveldb.database import Database, Options, repair_database
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.page_mend import mend_pages
-from broker.storage.leveldb.table import LevelDBTable, table_of
+from broker.storage.leveldb.table import LevelDBTable
 from broker.storage.log import Logs
 from broker.storage.report import CheckReport, StoreProblem, Tell
 from broker.storage.table import Space
@@ -201,7 +201,7 @@ async def _opened(seen: _Snapshot) -> AsyncIterator[tuple[LevelDBTable, Database
         # The snapshot is gone when the user reads this.
         error.message = error.message.replace(str(copy), str(seen.of))
         raise
-    table = table_of(copy, files.DirectoryLock(copy), database, options)
+    table = LevelDBTable(copy, files.DirectoryLock(copy), database, options)
     try:
         yield table, database
     finally:

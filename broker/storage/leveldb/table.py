@@ -1,7 +1,7 @@
 """The table port over LevelDB, for the one process that has the directory open.
 
-Writes go through one thread, which compares heads and shares syncs (write_thread.py). Reads run in two threads
-(read_threads.py), and see all writes from before they began. The event loop itself answers for a recently put or
+Writes go through one thread, which compares heads and shares syncs (write_thread.py). Reads are here. They run in two
+threads (read_threads.py), and see all writes from before they began. The event loop itself answers for a recently put or
 read head, so a proof of leading costs one look into a dict.
 
 Clearing a page searches its cells twice: first in a reading thread, which may wait for the disk, and then in the
@@ -14,105 +14,74 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
+
+from typing_extensions import override
 
 from broker import user_code
-from broker.errors import BodyTooLarge
-from broker.long_work import ShortWork
 from broker.storage.leveldb import files
 from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
 from broker.storage.leveldb.layout import cells_prefix, has_cells, head_key
 from broker.storage.leveldb.read_threads import Readers
-from broker.storage.leveldb.round import ChangeRequest
-from broker.storage.leveldb.write_thread import Fault, Observe, Writer
+from broker.storage.leveldb.write_thread import BYTES_MAX, Fault, Observe, Writer
 from broker.storage.table import HEAD, Cell, Cells, Space
 from broker.user_code import Ended
 
 T = TypeVar("T")
 
-BYTES_MAX: Final = 64 << 20
-"""LevelDB would take more. But a change is in memory several times; requests have lower limits anyway."""
 
-
-class LevelDBTable:
-    """The table of a standalone node. Make one with ``open_table``."""
+class LevelDBTable(Writer):
+    """The table of a standalone node: a writer, and the reads. Make one with ``open_table``."""
 
     is_alone = True  # This process holds the directory's lock.
     keeps_order = True  # One thread makes all changes; after a failed write it refuses those queued before it.
     checks_values = True  # LevelDB verifies the checksums of all blocks that it reads.
     cell_bytes_max = change_bytes_max = BYTES_MAX
 
+    _database: Database
+
     def __init__(
-        self, directory: Path, lock: files.DirectoryLock, database: Database, writer: Writer
+        self,
+        directory: Path,
+        lock: files.DirectoryLock,
+        database: Database,
+        options: Options,
+        *,
+        observe: Observe | None = None,
+        fault: Fault | None = None,
     ) -> None:
-        """Put the parts together; ``open_table`` makes them."""
+        """Begin with an open database. For the arguments see ``open_table``."""
+        super().__init__(
+            database,
+            probe_interval_s=options.probe_interval_s,
+            deadline_s=options.deadline_s,
+            lost=lock.loss,
+            failure=database.failure,
+            observe=observe,
+            fault=fault,
+        )
         self.directory = directory
         self._lock = lock
-        self._database = database
-        self._writer = writer
-        self._readers = Readers(writer.deadline_s)
+        self._readers = Readers(options.deadline_s)
         self._compaction = Compaction(database)
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The write error since which no change is written; None: the database takes changes."""
-        return self._writer.failure
 
     def loss(self) -> str | None:
         """Return why the directory is no longer the one that was opened; None: it is. This asks the disk."""
         return self._lock.loss()
 
-    async def probe(self) -> bool:
-        """Try now to reopen the database after a write error; return whether it takes changes."""
-        return await self._writer.probe()
-
-    # --- Writes ---------------------------------------------------------------------------------
-
-    async def change(
-        self,
-        space: Space,
-        row: bytes,
-        expected: bytes | None,
-        puts: Mapping[bytes, bytes],
-        deletes: Sequence[bytes] = (),
-        *,
-        clear: bool = False,
-    ) -> bool:
-        """Change cells of a row if its head is as expected. See the port.
-
-        Raises ValueError for a change that the port does not allow, and BodyTooLarge.
-        """
-        if HEAD not in puts or HEAD in deletes:
-            raise ValueError("a change must put the head, and must not delete it")
-        if not has_cells(space) and (len(puts) > 1 or deletes):
-            raise ValueError(f"a row in {space} has no cell except its head")
-        _bound(sum(map(len, puts.values())))
-        if clear and has_cells(space):
-            await self._warm(cells_prefix(space, row))
-        request = ChangeRequest(space, row, expected, puts, deletes, clear)
-        with ShortWork():
-            changed: bool = await self._writer.submit(lambda round_: round_.change(request))
-        if changed and clear and has_cells(space):
-            self._compaction.gone([cells_prefix(space, row)])
-        return changed
-
-    async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        """Put heads of rows without comparing them; on disk on return. Raises BodyTooLarge."""
-        _bound(max(map(len, heads.values()), default=0))
-        await self._writer.submit(lambda round_: round_.put(space, heads))
-
-    async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Remove whole rows; on disk on return."""
-        self._compaction.gone(await self._writer.submit(lambda round_: round_.delete(space, rows)))
-
-    async def _warm(self, prefix: bytes) -> None:
+    @override
+    async def will_clear(self, prefix: bytes) -> None:
         """Read the keys of the cells to clear, so that the writer finds them in memory and not on disk."""
         await self._readers.read(partial(self._database.keys_of, prefix))
+
+    @override
+    def cleared(self, prefixes: Sequence[bytes]) -> None:
+        self._compaction.gone(prefixes)
 
     # --- Reads ----------------------------------------------------------------------------------
 
@@ -121,11 +90,11 @@ class LevelDBTable:
         self._readers.check_open()
         if len(columns) == 1 and columns[0] == HEAD:
             key = head_key(space, row)
-            head = self._writer.recent.get(key)
+            head = self.recent.get(key)
             if head is None:
-                losses = self._writer.recent.losses
+                losses = self.recent.losses
                 head = await self._readers.read(partial(self._database.get, key))
-                self._writer.recent.learn(key, head, losses)
+                self.recent.learn(key, head, losses)
             return {} if head is None else {HEAD: Cell(head)}
         named = [column for column in columns if column == HEAD or has_cells(space)]
         keys = [
@@ -199,7 +168,7 @@ class LevelDBTable:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        has_ended = await self._writer.close()
+        has_ended = await self.end()
         await self._compaction.close()
         self._readers.close()
         has_ended &= await asyncio.to_thread(self._readers.join)
@@ -209,16 +178,11 @@ class LevelDBTable:
 
     def _close_files(self) -> None:
         self._database.close()
-        if self._writer.failure is None and self.loss() is None:
+        if self.failure is None and self.loss() is None:
             # On a full disk there is no note: the next start then checks as after a crash.
             with contextlib.suppress(OSError):
                 files.mark_closed(self.directory)
         self._lock.close()
-
-
-def _bound(size: int) -> None:
-    if size > BYTES_MAX:
-        raise BodyTooLarge(f"A change has {size} bytes; the store takes at most {BYTES_MAX}.")
 
 
 async def open_table(
@@ -242,7 +206,7 @@ async def open_table(
     """
     options = options or Options()
     lock, database = await _in_own_thread(partial(open_directory, directory, options))
-    return table_of(directory, lock, database, options, observe=observe, fault=fault)
+    return LevelDBTable(directory, lock, database, options, observe=observe, fault=fault)
 
 
 async def _in_own_thread(work: Callable[[], T]) -> T:
@@ -261,25 +225,3 @@ async def _in_own_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="leveldb-open", daemon=True).start()
     return (await ended).result()
-
-
-def table_of(
-    directory: Path,
-    lock: files.DirectoryLock,
-    database: Database,
-    options: Options,
-    *,
-    observe: Observe | None = None,
-    fault: Fault | None = None,
-) -> LevelDBTable:
-    """Return the table over an open database. For the arguments see ``open_table``."""
-    writer = Writer(
-        database,
-        probe_interval_s=options.probe_interval_s,
-        deadline_s=options.deadline_s,
-        lost=lock.loss,
-        failure=database.failure,
-        observe=observe,
-        fault=fault,
-    )
-    return LevelDBTable(directory, lock, database, writer)

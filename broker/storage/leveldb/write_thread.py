@@ -1,4 +1,4 @@
-"""The one thread that writes to a LevelDB table, and its behaviour when a write fails.
+"""The writes of a LevelDB table: one thread makes them all. And its behaviour when a write fails.
 
 All waiting changes become one round, for any rows: one write batch and one sync::
 
@@ -28,13 +28,31 @@ import errno
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from broker.errors import BrokerError, OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
+from broker.errors import (
+    BodyTooLarge,
+    BrokerError,
+    OutcomeUnknown,
+    StorageCorrupt,
+    StorageFull,
+    Unavailable,
+)
+from broker.long_work import ShortWork
+from broker.storage.leveldb.layout import cells_prefix, has_cells
 from broker.storage.leveldb.pending_calls import Pending, WriteResult
-from broker.storage.leveldb.round import Postponed, RecentHeads, Round, WritableDatabase
+from broker.storage.leveldb.round import (
+    ChangeRequest,
+    Postponed,
+    RecentHeads,
+    Round,
+    WritableDatabase,
+)
+from broker.storage.table import HEAD, Space
 
+BYTES_MAX: Final = 64 << 20
+"""LevelDB would take more. But a change is in memory several times; requests have lower limits anyway."""
 ROUND_BYTES_MAX = 16 << 20
 """A round takes no more changes after its batch has reached this size."""
 
@@ -66,7 +84,7 @@ class Change(NamedTuple):
 
 
 class Writer:
-    """The writer thread of one table."""
+    """The writes of one table, and their thread. The table itself adds the reads."""
 
     def __init__(  # noqa: PLR0913 - The parts of one table, and two hooks.
         self,
@@ -101,7 +119,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._waiting: list[Change] = []
         self._writes = 0
-        self._closing = False
+        self._is_ending = False
         self._life = Life()
         self.recent = RecentHeads()
         """Heads that are on disk. The event loop may read them too."""
@@ -112,6 +130,50 @@ class Writer:
 
     # --- On the event loop ----------------------------------------------------------------------
 
+    async def change(
+        self,
+        space: Space,
+        row: bytes,
+        expected: bytes | None,
+        puts: Mapping[bytes, bytes],
+        deletes: Sequence[bytes] = (),
+        *,
+        clear: bool = False,
+    ) -> bool:
+        """Change cells of a row if its head is as expected. See the port.
+
+        Raises ValueError for a change that the port does not allow, and BodyTooLarge.
+        """
+        if HEAD not in puts or HEAD in deletes:
+            raise ValueError("a change must put the head, and must not delete it")
+        if not has_cells(space) and (len(puts) > 1 or deletes):
+            raise ValueError(f"a row in {space} has no cell except its head")
+        _bound(sum(map(len, puts.values())))
+        cleared = [cells_prefix(space, row)] if clear and has_cells(space) else []
+        if cleared:
+            await self.will_clear(*cleared)
+        request = ChangeRequest(space, row, expected, puts, deletes, clear)
+        with ShortWork():
+            changed: bool = await self.submit(lambda round_: round_.change(request))
+        if changed and cleared:
+            self.cleared(cleared)
+        return changed
+
+    async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
+        """Put heads of rows without comparing them; on disk on return. Raises BodyTooLarge."""
+        _bound(max(map(len, heads.values()), default=0))
+        await self.submit(lambda round_: round_.put(space, heads))
+
+    async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
+        """Remove whole rows; on disk on return."""
+        self.cleared(await self.submit(lambda round_: round_.delete(space, rows)))
+
+    async def will_clear(self, prefix: bytes) -> None:
+        """Prepare to clear the cells of a row: those whose keys begin with ``prefix``."""
+
+    def cleared(self, prefixes: Sequence[bytes]) -> None:
+        """Note that cells of rows were cleared."""
+
     def submit(self, apply: Apply) -> asyncio.Future[Any]:
         """Queue a change; the future has its outcome when it is on disk.
 
@@ -120,18 +182,18 @@ class Writer:
             StorageCorrupt: a write failed, and the database can't be reopened.
             Unavailable: the table is closed.
         """
-        if self._closing:
+        if self._is_ending:
             raise Unavailable("the table is closed")
         if self.failure is not None:
             raise _refusal(self.failure)
         return self._enqueue(apply)
 
     def probe(self) -> asyncio.Future[bool]:
-        """Try now to reopen the database if a write failed; the future is True if it takes changes.
+        """Try now to reopen the database if a write failed; the future tells whether it takes changes.
 
         Raises Unavailable if the table is closed.
         """
-        if self._closing:
+        if self._is_ending:
             raise Unavailable("the table is closed")
         return self._enqueue(_is_writable)
 
@@ -154,10 +216,10 @@ class Writer:
         if self._life.has_ended:
             self._life = Life()
 
-    async def close(self) -> bool:
+    async def end(self) -> bool:
         """Write the waiting changes, then end the thread. Return False if the thread hangs."""
-        if not self._closing:
-            self._closing = True
+        if not self._is_ending:
+            self._is_ending = True
             self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join, self.deadline_s)
         self._pending.close()
@@ -270,6 +332,11 @@ class Writer:
             return error
         self.recent.forget()  # Readers may have added heads of the old database meanwhile.
         return None
+
+
+def _bound(size: int) -> None:
+    if size > BYTES_MAX:
+        raise BodyTooLarge(f"A change has {size} bytes; the store takes at most {BYTES_MAX}.")
 
 
 _ENDED = "an earlier write failed, and this change was queued before that; it is not written"

@@ -73,7 +73,7 @@ async def writer(database: FakeDatabase) -> AsyncIterator[Writer]:
     made = Writer(database, probe_interval_s=NEVER_S, deadline_s=NEVER_S)
     yield made
     database.may_write.set()
-    await made.close()
+    await made.end()
 
 
 def putting(key: bytes, value: bytes = b"x") -> Apply:
@@ -199,7 +199,7 @@ async def test_changes_submitted_before_a_write_error_is_known_are_not_written_a
     assert await writer.probe()
     assert await writer.submit(putting(b"told")) == b"told"
     assert [set(batch.puts) for batch in database.written] == [{b"told"}]
-    await writer.close()
+    await writer.end()
 
 
 async def test_a_postponed_change_runs_in_the_next_round_in_order(
@@ -242,7 +242,7 @@ async def test_a_write_that_hangs_is_unknown_after_its_deadline(database: FakeDa
     assert await writer.probe()
     assert database.reopened == 1
     await writer.submit(putting(b"b"))
-    await writer.close()
+    await writer.end()
 
 
 async def test_a_write_that_ends_at_its_deadline_leaves_a_database_that_takes_changes(
@@ -265,7 +265,7 @@ async def test_a_write_that_ends_at_its_deadline_leaves_a_database_that_takes_ch
     assert await asyncio.to_thread(database.is_open_anew.wait, 20)
     assert await writer.probe()
     await writer.submit(putting(b"later"))
-    await writer.close()
+    await writer.end()
 
 
 @pytest.mark.slow
@@ -279,17 +279,17 @@ async def test_changes_that_wait_for_a_hung_write_are_never_written(database: Fa
     database.may_write.set()
     assert await writer.probe()
     assert [set(batch.puts) for batch in database.written] == [{b"first"}]
-    await writer.close()
+    await writer.end()
 
 
 async def test_closing_writes_the_waiting_changes(database: FakeDatabase, writer: Writer) -> None:
     first = await hold_up(database, writer)
     last = writer.submit(putting(b"last"))
-    closing = asyncio.ensure_future(writer.close())
+    closing = asyncio.ensure_future(writer.end())
     database.may_write.set()
     await asyncio.gather(first, last, closing)
     assert set(database.written[-1].puts) == {b"last"}
-    await writer.close()  # A second close returns at once.
+    await writer.end()  # A second close returns at once.
     with pytest.raises(Unavailable, match="closed"):
         writer.submit(putting(b"later"))
 
@@ -300,5 +300,5 @@ async def test_a_close_does_not_wait_for_a_disk_that_hangs(database: FakeDatabas
     first = await hold_up(database, writer)
     with pytest.raises(OutcomeUnknown):
         await first
-    assert not await writer.close()
+    assert not await writer.end()
     database.may_write.set()
