@@ -264,7 +264,7 @@ class PublishRequest(NamedTuple):
 
 
 class RollbackRange(NamedTuple):
-    """The rows of one transactional publish, both ends included."""
+    """The log keys of one transactional publish, both ends included."""
 
     pointer: int
     first: LogKey

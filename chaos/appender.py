@@ -46,9 +46,9 @@ def rows_until(last: LogKey) -> list[LogKey]:
     return [log_key(timestamp_of(last), seq) for seq in range(ROWS)]
 
 
-def payload_of(row: LogKey, size: int) -> bytes:
-    """Return the payload of a row, which can't be compressed."""
-    return hashlib.shake_128(row).digest(size)
+def payload_of(key: LogKey, size: int) -> bytes:
+    """Return the payload of a message, by its key, which can't be compressed."""
+    return hashlib.shake_128(key).digest(size)
 
 
 async def read_ids(logs: Logs) -> list[LogKey]:

@@ -67,15 +67,15 @@ async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[StoredRow], 
     return found, reader.ended
 
 
-def _is_between(row: LogKey, after: LogKey, through: LogKey | None) -> bool:
-    return row > after and (through is None or row <= through)
+def _is_between(key: LogKey, after: LogKey, through: LogKey | None) -> bool:
+    return key > after and (through is None or key <= through)
 
 
 def _rows(entry: Entry) -> Iterator[StoredRow]:
     if entry.is_stub:
         return
-    for place, row in enumerate(entry.ids()):
+    for place, key in enumerate(entry.ids()):
         pointer = entry.pointer
-        if pointer is not None and entry.is_rolled_back(row):
+        if pointer is not None and entry.is_rolled_back(key):
             pointer = -pointer
-        yield StoredRow(row, None if entry.is_reference else entry.payload(place), pointer)
+        yield StoredRow(key, None if entry.is_reference else entry.payload(place), pointer)

@@ -11,8 +11,8 @@ later: after a time-out, a cancelled call, or an answer that says so. Lines are 
 Histories of several machines are first merged by ``time_ns``. ``node`` and ``epoch`` of an ok name the
 answering node and its epoch, if the client was told.
 
-**Ids** are hex. A row has 20 digits. A message with a stored payload has 40: its row, then the payload's
-row. 40 digits that end in 20 zeros mean the same as the first 20. ``id`` of an ok is "", and ``last`` is ""
+**Ids** are hex. A log key has 20 digits. A message with a stored payload has 40: its key, then the payload's
+key. 40 digits that end in 20 zeros mean the same as the first 20. ``id`` of an ok is "", and ``last`` is ""
 or absent, if the client is not told. The checkers then find the place by the payload, so each payload is
 unique in its topic. A ``generation`` of 0, or none, means that the process can't know it. The checkers then
 go by the time of creates and deletes, and one process must do all creates and deletes of that topic.
@@ -22,10 +22,10 @@ Values by operation. A field marked ? may be left out or null. ``fail`` and ``un
     op          value of the invoke                                       value of the ok
 
     Publishing. topic is "namespace:topic" or any name, the same for all.
-    publish     payloads, generation, pointer?, key?, ttl_ms?,            id = first row, last, replayed?
+    publish     payloads, generation, pointer?, key?, ttl_ms?,            id = first key, last, replayed?
                 publisher?, number?, until_ms?
-    store       payloads, number, generation, key?                        id = first row, last
-    reference   number, generation, key?                                  id = the reference's row, replayed?
+    store       payloads, number, generation, key?                        id = first key, last
+    reference   number, generation, key?                                  id = the reference's key, replayed?
     rollback    pointer, first?, last?, generation                        rows?
 
     Reading

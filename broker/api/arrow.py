@@ -11,13 +11,13 @@ Readers must find columns by name, since later versions may add columns. This mo
 message. It joins the items of a page, as a poll does, and computes all columns at once from the places where
 items begin::
 
-    items     28 | row | zero | length | payload | 28 | row | …       of the message log
+    items     28 | key | zero | length | payload | 28 | key | …       of the message log
     pieces    └──────── header ────────┴─payload─┴─── header …        as Arrow's offsets: each item, each payload
     id        20 bytes of the header
     value     every second piece
 
 Avro encodes a number in one way only. So the size of an item determines how many bytes the length of its payload
-takes. Items of payload logs have no lead byte, and only half of the id. The other half is the row of their
+takes. Items of payload logs have no lead byte, and only half of the id. The other half is the key of their
 reference.
 
 Keys and headers are built one by one for the messages that have any. In most pages no message has any. Then both
@@ -140,12 +140,14 @@ class ArrowMaker:
         data, starts = self._join_items(runs, counts)
         begins = starts[:-1]
         heads: Any = _INLINE_BYTES
-        if all(row is None for _, _, _, row in runs):
+        if all(reference is None for _, _, _, reference in runs):
             ids = self._parts_at(data, begins + _LEAD_BYTES, MESSAGE_ID_BYTES)
         else:
-            by_run = [_INLINE_BYTES if row is None else LOG_KEY_BYTES for _, _, _, row in runs]
+            by_run = [
+                _INLINE_BYTES if reference is None else LOG_KEY_BYTES for _, _, _, reference in runs
+            ]
             heads = np.repeat(np.array(by_run, np.int32), counts)
-            rows = b"".join([row or LOG_KEY_MIN for _, _, _, row in runs])
+            rows = b"".join([reference or LOG_KEY_MIN for _, _, _, reference in runs])
             references = np.repeat(np.frombuffer(rows, f"V{LOG_KEY_BYTES}"), counts)
             ids = self._ids(data, begins, heads, references)
         offsets = np.arange(0, MESSAGE_ID_BYTES * count + 1, MESSAGE_ID_BYTES, dtype=np.int32)

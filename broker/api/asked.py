@@ -177,12 +177,12 @@ def _advice(name: str, names: Sequence[str]) -> str:
 
 
 def shown_id(place: MessageId | LogKey) -> str:
-    """Return a message id, or that of the message or the reference in a row, as the interface shows it."""
+    """Return a message id, or that of the message or the reference under a log key, as the interface shows it."""
     return place.ljust(MESSAGE_ID_BYTES, b"\0").hex()
 
 
 def end_of(place: MessageId | LogKey | None) -> End | None:
-    """Return a message as the end of a topic, by its id or its row; None stays None."""
+    """Return a message as the end of a topic, by its id or its log key; None stays None."""
     return None if place is None else End(id=shown_id(place), time=rfc3339(timestamp_of(place)))
 
 

@@ -21,7 +21,7 @@ from broker.long_work import heavy
 from broker.model import Snapshot
 from broker.operations.media_types import ARROW
 from broker.topics.pages import PollPage, cut
-from broker.topics.streams import RowStream
+from broker.topics.streams import BulkStream
 from broker.topics.topics import Topics
 
 THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
@@ -52,16 +52,18 @@ class BulkReading:
             raise BadRequest("through: give the last id of the range; `range` returns it.")
         if self._maker is None:
             self._maker = await asyncio.to_thread(ArrowMaker)  # The import takes long.
-        rows = await self._topics.rows(
+        found = await self._topics.bulk(
             request.topic, first, last, snapshot, request.hold, generation=request.generation
         )
-        headers = (*in_generation(rows.generation), *blocked_by(rows.blocked_by))
-        pieces = _pieces(self._maker.stream(), rows, request.hold.caller)
+        headers = (*in_generation(found.generation), *blocked_by(found.blocked_by))
+        pieces = _pieces(self._maker.stream(), found, request.hold.caller)
         return ChunkedReply(pieces, ARROW, headers, compressible=False)
 
 
-async def _pieces(stream: ArrowStream, rows: RowStream, caller: str) -> AsyncGenerator[Piece, None]:
-    while (page := await rows.next()) is not None:
+async def _pieces(
+    stream: ArrowStream, found: BulkStream, caller: str
+) -> AsyncGenerator[Piece, None]:
+    while (page := await found.next()) is not None:
         if _takes_long(page):
             pieces = await heavy(caller, partial(stream.batch, page))
         else:

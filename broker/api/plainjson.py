@@ -277,9 +277,9 @@ def encode_published(published: PublishedIds) -> bytes:
     return orjson.dumps(told)
 
 
-def message_id(row: LogKey) -> MessageId:
-    """Return the message id of a row: the id of its message, or of the reference in it."""
-    return row + LOG_KEY_MIN
+def message_id(key: LogKey) -> MessageId:
+    """Return the message id of a key: the id of its message, or of the reference in it."""
+    return key + LOG_KEY_MIN
 
 
 # --- Rolling back ---------------------------------------------------------------------------------

@@ -167,8 +167,8 @@ def _root_lines(root: Root) -> Iterator[tuple[str, object]]:
         yield "dropped", time_text(root.dropped_ms)
 
 
-def _id(row: LogKey) -> str:
-    return row.hex() if any(row) else "none"
+def _id(key: LogKey) -> str:
+    return key.hex() if any(key) else "none"
 
 
 def _page_cells(page: ShownPage) -> Sequence[str]:

@@ -20,8 +20,8 @@ from broker.model import MessageId, TopicId, check_cursor
 class CursorLag(NamedTuple):
     """The messages behind a cursor.
 
-    ``messages`` of them can be read. ``oldest`` is the id of the first of these, by its row, or None if there is none.
-    ``lost`` is the number that were published behind the cursor and can't be read any more; it is a lower bound.
+    ``messages`` of them can be read. ``oldest`` is the id of the first of these, or of its reference, or None if there
+    is none. ``lost`` is the number that were published behind the cursor and can't be read any more, at least.
     """
 
     messages: int

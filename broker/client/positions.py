@@ -104,7 +104,7 @@ def id_of(identifier: IdPlace, name: str) -> MessageId:
 
 
 def behind(identifier: MessageId) -> MessageId:
-    """Return an id behind all messages of a row, also behind those of a reference."""
+    """Return an id behind all messages of a log key, also behind those of a reference."""
     return identifier[:LOG_KEY_BYTES] + LOG_KEY_MAX
 
 
@@ -112,11 +112,11 @@ def before(place: MessageId | Place | int) -> MessageId:
     """Return the greatest id below a message, or below all messages of a moment (ms). Reading behind it begins there."""
     if isinstance(place, Place):
         place = place.id
-    row = first_log_key_at(place) if isinstance(place, int) else place[:LOG_KEY_BYTES]
+    key = first_log_key_at(place) if isinstance(place, int) else place[:LOG_KEY_BYTES]
     inside = LOG_KEY_MIN if isinstance(place, int) else place[LOG_KEY_BYTES:]
     if inside > LOG_KEY_MIN:
-        return row + log_key_before(inside)
-    return row + LOG_KEY_MIN if row == LOG_KEY_MIN else log_key_before(row) + LOG_KEY_MAX
+        return key + log_key_before(inside)
+    return key + LOG_KEY_MIN if key == LOG_KEY_MIN else log_key_before(key) + LOG_KEY_MAX
 
 
 def _checked(read: Callable[[], int], name: str) -> int:

@@ -66,9 +66,9 @@ class ReadOptions(NamedTuple):
         return behind if self.end is None else min(behind, _id_at(self.end))
 
     def span(self, stop: MessageId) -> bulk.BulkRange:
-        """Return the rows that contain the range. The first and the last row may contain more than the range."""
-        row, inside = stop[:LOG_KEY_BYTES], stop[LOG_KEY_BYTES:]
-        through = (log_key_before(row) if inside == LOG_KEY_MIN else row) + LOG_KEY_MIN
+        """Return the log keys that contain the range. Those at its ends may contain more than the range."""
+        key, inside = stop[:LOG_KEY_BYTES], stop[LOG_KEY_BYTES:]
+        through = (log_key_before(key) if inside == LOG_KEY_MIN else key) + LOG_KEY_MIN
         after = None
         if self.start is not None:
             after = log_key_before(self.first[:LOG_KEY_BYTES]) + LOG_KEY_MIN

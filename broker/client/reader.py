@@ -304,10 +304,10 @@ class Reader(SubscriberFactory[Subscriber]):
 
         Args:
             topic: the topic.
-            through: the last id, for example from ``range``. The range includes all messages of its row, so it may be
-                the id of a reference.
+            through: the last id, for example from ``range``. It may be the id of a reference: the range includes all
+                messages of it.
             after: the range begins behind this id; None: with the oldest message. The id of a message of a reference
-                stands for that message; any other id stands for all messages of its row.
+                stands for that message; any other id stands for all messages of a reference.
             snapshot: the snapshot of the reader's transaction; the batches then end before the first message of an
                 open transaction. Without one, all messages are returned.
 

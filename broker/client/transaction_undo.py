@@ -1,6 +1,6 @@
 """Remember the publishes of one transaction, and undo them.
 
-The broker can roll back only given rows. Its answer to a transactional publish has the range of these rows.
+The broker can roll back only a given range. Its answer to a transactional publish has that range.
 The result of ``rollback`` decides how the transaction may end:
 
     rollback() -> True     everything is undone: the transaction may be aborted

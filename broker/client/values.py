@@ -74,7 +74,7 @@ class Published(NamedTuple):
     ``leader`` is the node that acknowledged, with its epoch; a standalone broker has none.
 
     ``first_id`` and ``last_id`` are the ids of the first and the last published message, and ``count`` is the number
-    of messages. For stages and stored messages the ids are those of the reference rows, as ``browse`` shows them. A
+    of messages. For stages and stored messages the ids are those of the references, as ``browse`` shows them. A
     message that shared a request with messages of other calls has its own id here. An unknown value is None: some
     brokers send no ids and no count, and none does for a producer's number below its last one. ``generation`` is that
     of the topic; ``Place(published.last_id, published.generation)`` is a place to read on from.
@@ -120,7 +120,7 @@ class TopicInfo(NamedTuple):
 class Browsed(NamedTuple):
     """A message as browsing shows it.
 
-    ``payload`` is None for a reference row, and only the first KiB if ``truncated``. ``consumable`` is None unless the
+    ``payload`` is None for a reference, and only the first KiB if ``truncated``. ``consumable`` is None unless the
     caller gave a snapshot. ``key`` and ``headers`` are those that the publisher gave.
     """
 

@@ -41,9 +41,9 @@ def column_of(last: LogKey, flags: int, pointer: int | None) -> bytes:
     return kind if pointer is None else kind + _NUMBER.pack(pointer)
 
 
-def column_from(row: LogKey) -> bytes:
-    """Return the first column that can hold a message at or above ``row``."""
-    return _ENTRIES + row
+def column_from(key: LogKey) -> bytes:
+    """Return the first column that can hold a message at or above ``key``."""
+    return _ENTRIES + key
 
 
 def last_of(column: bytes) -> LogKey:

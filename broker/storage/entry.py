@@ -240,21 +240,21 @@ class Entry:
             return []
         return [each for each in unpack(self.attributed) if first <= each[0] < stop]
 
-    def place_at(self, row: LogKey) -> int:
-        """Return the place of the first message with an id at or above ``row``; a stub has none."""
-        if row > self.last or self.is_stub:
+    def place_at(self, key: LogKey) -> int:
+        """Return the place of the first message with an id at or above ``key``; a stub has none."""
+        if key > self.last or self.is_stub:
             return self.count
-        if row <= self.first:
+        if key <= self.first:
             return 0
-        return bisect_left(self.starts, row, key=self._id_of)
+        return bisect_left(self.starts, key, key=self._id_of)
 
-    def place_after(self, row: LogKey) -> int:
-        """Return the place of the first message with an id above ``row``; a stub has none."""
-        if row >= self.last or self.is_stub:
+    def place_after(self, key: LogKey) -> int:
+        """Return the place of the first message with an id above ``key``; a stub has none."""
+        if key >= self.last or self.is_stub:
             return self.count
-        if row < self.first:
+        if key < self.first:
             return 0
-        return bisect_right(self.starts, row, key=self._id_of)
+        return bisect_right(self.starts, key, key=self._id_of)
 
     def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
         """Return where the messages from ``first`` on exceed about ``bytes_max``; at least ``first + 1``."""
@@ -312,9 +312,9 @@ class Entry:
         ends = [*starts[1:], self._end(stop - 1)]
         return [lead + items[start:end] for start, end in zip(starts, ends, strict=True)]
 
-    def is_rolled_back(self, row: LogKey) -> bool:
+    def is_rolled_back(self, key: LogKey) -> bool:
         """True if a message was rolled back."""
-        return any(first <= row <= last for first, last in self.rolled)
+        return any(first <= key <= last for first, last in self.rolled)
 
     def _payload_at(self, place: int) -> int:
         start = self.starts[place] + self._id_at

@@ -140,13 +140,13 @@ class Logs:
                 return TailReading(root, value, tail)
             await pauses.again()
 
-    async def page_at(self, log: LogId, row: LogKey, root: Root) -> tuple[LogKey, Head] | None:
+    async def page_at(self, log: LogId, key: LogKey, root: Root) -> tuple[LogKey, Head] | None:
         """Return the page at or before an id, not below the floor. Raises Unavailable."""
         found = await self.resolver.read(
             lambda: self.table.scan(
                 space_of(log),
                 page_key(log, root.floor),
-                page_key(log, max(row, root.floor)),
+                page_key(log, max(key, root.floor)),
                 limit=1,
                 reverse=True,
             )
@@ -155,12 +155,12 @@ class Logs:
             return None
         return page_of(found[0][0]), heads.decode(found[0][1].value)
 
-    async def total_before(self, log: LogId, row: LogKey) -> int:
+    async def total_before(self, log: LogId, key: LogKey) -> int:
         """Return about how many messages were published up to an id: it counts those before the id's page."""
         root = await self.root(log)
         if root is None:
             return 0
-        page = await self.page_at(log, row, root)
+        page = await self.page_at(log, key, root)
         if page is None or page[0] <= root.floor:
             before = await self.page_at(
                 log, log_key_before(root.floor), root._replace(floor=LOG_KEY_MIN)

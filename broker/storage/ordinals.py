@@ -164,22 +164,22 @@ class Numbering:
 
     # Queries.
 
-    async def count(self, row: LogKey) -> LogCount:
+    async def count(self, key: LogKey) -> LogCount:
         """Return the count up to an id, inclusive. Raises Unavailable."""
-        if row >= self.tail:
+        if key >= self.tail:
             return self.all
-        place = bisect_left(self._ends, row)
+        place = bisect_left(self._ends, key)
         before = self._before(place)
         page = self._page(place)
-        if page is None or row < page or row <= self.floor:
+        if page is None or key < page or key <= self.floor:
             return before
         entries = await self._entries_of(place, page)
-        found = bisect_left(entries.lasts, row)
+        found = bisect_left(entries.lasts, key)
         inside = entries.counts[found]
-        if found == len(entries.lasts) or row < entries.firsts[found]:
+        if found == len(entries.lasts) or key < entries.firsts[found]:
             return before.plus(inside)
         one = await self._entry(entries, found)
-        places = one.place_after(row)
+        places = one.place_after(key)
         return before.plus(inside).plus(_part(one, places))
 
     def seek_page(self, most: LogCount) -> LogKey:
@@ -213,34 +213,34 @@ class Numbering:
         )
         return one.id(places - 1) if places > 0 else start
 
-    async def next_id(self, row: LogKey) -> LogKey:
+    async def next_id(self, key: LogKey) -> LogKey:
         """Return the id of the first message behind another one; the tail if there is none. Raises Unavailable."""
-        place = bisect_right(self._ends, max(row, self.floor))
+        place = bisect_right(self._ends, max(key, self.floor))
         page = self._page(place)
-        if page is None or row >= self.tail:
+        if page is None or key >= self.tail:
             return self.tail
         entries = await self._entries_of(place, page)
-        found = bisect_right(entries.lasts, row)
+        found = bisect_right(entries.lasts, key)
         if found == len(entries.lasts):
             return self.tail
-        if row < entries.firsts[found]:
+        if key < entries.firsts[found]:
             return entries.firsts[found]
         one = await self._entry(entries, found)
-        return entries.lasts[found] if one.is_stub else one.id(one.place_after(row))
+        return entries.lasts[found] if one.is_stub else one.id(one.place_after(key))
 
-    async def count_ever(self, row: LogKey) -> LogCount:
+    async def count_ever(self, key: LogKey) -> LogCount:
         """Return the count of all messages ever published up to an id. Raises Unavailable.
 
         Below the floor it is an upper bound.
         """
-        if row >= self.floor:
-            return await self.count(row)
+        if key >= self.floor:
+            return await self.count(key)
         every_page = Root(self.log.generation, RootState.LIVE)
-        found = await self._logs.page_at(self.log, row, every_page)
+        found = await self._logs.page_at(self.log, key, every_page)
         if found is None:
             return LogCount()
         _, head = found
-        return LogCount(head.total - (row < head.pointer), head.bytes)
+        return LogCount(head.total - (key < head.pointer), head.bytes)
 
     def _before(self, place: int) -> LogCount:
         if place:

@@ -148,12 +148,12 @@ class PayloadsCheck:
 
         await self._options.report_lasting(report, name, look, self._report.wrong)
 
-    async def _entry_at(self, log: LogId, page: LogKey, row: LogKey) -> Entry | None:
+    async def _entry_at(self, log: LogId, page: LogKey, key: LogKey) -> Entry | None:
         found = await self._resolver.read(
             lambda: self._resolver.table.cells(
                 Space.MESSAGES,
                 page_key(log, page),
-                column_from(row),
+                column_from(key),
                 ENTRIES_END,
                 cells_max=1,
                 bytes_max=1,

@@ -39,13 +39,13 @@ class SealedPages:
         if self._left < 0:
             self._left += len(self._logs.popitem(last=False)[1][0])
 
-    def find(self, log: LogId, row: LogKey) -> tuple[LogKey, Head] | None:
+    def find(self, log: LogId, key: LogKey) -> tuple[LogKey, Head] | None:
         """Return the page that an id lies in, if it is known."""
         known = self._logs.get(log)
         if known is None:
             return None
         pages, heads = known
-        place = bisect_right(pages, row) - 1
-        if place < 0 or row > heads[place].pointer:
+        place = bisect_right(pages, key) - 1
+        if place < 0 or key > heads[place].pointer:
             return None
         return pages[place], heads[place]

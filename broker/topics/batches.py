@@ -46,7 +46,7 @@ def batch_of(writes: list[Write], ids: list[LogKey], epoch: int, *, is_stored: b
             plain.clear()
 
     for write in writes:
-        stop = start + write.rows
+        stop = start + write.count
         messages += write.messages
         payload_bytes += write.payload_bytes
         if write.is_plain:
@@ -65,7 +65,7 @@ def _attributes_of(writes: list[Write]) -> list[bytes]:
     """Return the attributes of each message of plain requests; an empty list if no message has any."""
     if not any([write.attributes for write in writes]):  # noqa: C419 - A list is twice as fast.
         return []
-    return list(chain.from_iterable(write.attributes or [b""] * write.rows for write in writes))
+    return list(chain.from_iterable(write.attributes or [b""] * write.count for write in writes))
 
 
 def _own_entries(write: Write, ids: list[LogKey], epoch: int, *, is_stored: bool) -> list[Entry]:
@@ -86,9 +86,9 @@ def _own_entries(write: Write, ids: list[LogKey], epoch: int, *, is_stored: bool
             )
             start = stop
         return added
-    for row, (number, messages) in zip(ids, write.references, strict=True):
+    for key, (number, messages) in zip(ids, write.references, strict=True):
         reference = shared._replace(number=number)
-        added += entries_of(epoch, [row], [encode_count(messages)], reference)
+        added += entries_of(epoch, [key], [encode_count(messages)], reference)
     return added
 
 
@@ -96,7 +96,7 @@ def _mark(writes: list[Write], ids: list[LogKey], added: list[Entry]) -> None:
     """Put the marks of requests into the entries that hold their last messages."""
     start = place = 0
     for write in writes:
-        stop = start + write.rows
+        stop = start + write.count
         if write.key is not None or write.producer is not None:
             first, last = ids[start], ids[stop - 1]
             while added[place].last < last:
@@ -138,10 +138,10 @@ def producer_run(mark: Mark) -> ProducerRun:
 
 
 def answer(writes: list[Write], batch: Batch, generation: int) -> None:
-    """Answer each request with its rows and the log's generation. Rows are consecutive, in the order of the requests."""
+    """Answer each request with its keys, which are consecutive, and with the log's generation. Keep their order."""
     ids, start = batch.ids, 0
     for write in writes:
-        stop = start + write.rows
+        stop = start + write.count
         if write.references:
             write.ids = ids[start:stop]
         first, last = ids[start], ids[stop - 1]

@@ -76,7 +76,7 @@ async def blockers(
     query: BlockersQuery,
     hold: Hold | None = None,
 ) -> Blockers:
-    """Return the transactions that hold a consumer back. ``hold`` is the request's, and counts the rows read.
+    """Return the transactions that hold a consumer back. ``hold`` is the request's, and counts the entries read.
 
     Raises:
         Unavailable: storage gives stale reads, and keeps doing so.
@@ -109,13 +109,13 @@ async def _find(
             await pace.step()
             if judge(entry.pointer, query.snapshot) is not FetchAction.HOLD:
                 continue
-            row, messages = _held_at(around, topic, entry)
+            key, messages = _held_at(around, topic, entry)
             assert entry.pointer is not None
-            if row is None:
+            if key is None:
                 continue
             if entry.pointer not in found and len(found) >= query.limit:
                 return found, False
-            first, before = found.get(entry.pointer, (row, 0))
+            first, before = found.get(entry.pointer, (key, 0))
             found[entry.pointer] = first, before + messages
         if looked >= ENTRIES_MAX:
             return found, reader.ended
@@ -139,14 +139,14 @@ def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[LogKey |
     if entry.is_stub:
         return None, 0
     now_ms = around.clock.now_ms()
-    rows = [
-        row
-        for row in entry.ids()
-        if not entry.is_rolled_back(row) and lives(topic, row, entry.lifetime_ms, now_ms)
+    keys = [
+        key
+        for key in entry.ids()
+        if not entry.is_rolled_back(key) and lives(topic, key, entry.lifetime_ms, now_ms)
     ]
-    if not rows:
+    if not keys:
         return None, 0
-    return rows[0], messages_of(entry) if entry.is_reference else len(rows)
+    return keys[0], messages_of(entry) if entry.is_reference else len(keys)
 
 
 def as_transaction(

@@ -1,6 +1,6 @@
 """Browse a topic: show the stored messages without the rules of consuming.
 
-Browsing shows every row that has not expired: also rows that were rolled back, rows of open transactions, and
+Browsing shows every message that has not expired: also those that were rolled back, those of open transactions, and
 references. Behind each reference it shows the payloads that the reference stands for. Entries are ordered by
 message id, and a reference (the second half of its id is zero) comes before its payloads.
 """
@@ -116,7 +116,7 @@ async def browse(
 ) -> EntryPage:
     """Return one page.
 
-    ``hold`` is the request's: it counts the rows read, and the payloads as REPLY_BYTES, which the caller gives
+    ``hold`` is the request's: it counts the entries read, and the payloads as REPLY_BYTES, which the caller gives
     back.
 
     Raises:
@@ -159,7 +159,7 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPa
 
 
 def _as_held(entry: BrowseEntry, held_at: LogKey | None) -> BrowseEntry:
-    """Return ``entry`` as it is for a consumer that is held at a row."""
+    """Return ``entry`` as it is for a consumer that is held at a message."""
     if held_at is None or entry.id[:LOG_KEY_BYTES] < held_at:
         return entry
     return entry._replace(consumable=False)
@@ -172,7 +172,7 @@ def _message_id(value: MessageId | int | None, absent: MessageId) -> MessageId:
 
 
 class _Browser:
-    """The rows of one query, as entries."""
+    """The answer of one query, as entries."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _Browser:
                                 yield entry
 
     async def _entries_of(self, reader: LogReader) -> AsyncGenerator[Entry, None]:
-        cells_max = min(self._query.limit + 1, self._around.settings.page_rows_max)
+        cells_max = min(self._query.limit + 1, self._around.settings.page_messages_max)
         while not reader.ended:
             async with self._turn():
                 found = (
@@ -241,9 +241,9 @@ class _Browser:
         self, stored: Entry, place: int, attributes: bytes
     ) -> AsyncGenerator[BrowseEntry, None]:
         """Yield one message, or a reference and the payloads that it stands for."""
-        row = stored.id(place)
+        key = stored.id(place)
         payload = None if stored.is_reference else stored.payload_view(place)
-        own = self._entry(stored, row, LOG_KEY_MIN, payload, stored.lifetime_ms)
+        own = self._entry(stored, key, LOG_KEY_MIN, payload, stored.lifetime_ms)
         if own is None:
             return  # A reference expires with all the messages that it shows.
         if payload is not None:
@@ -251,17 +251,17 @@ class _Browser:
             return
         if not self._query.descending:
             yield own
-        async with aclosing(self._expand_reference(stored, row)) as payloads:
+        async with aclosing(self._expand_reference(stored, key)) as payloads:
             async for entry in payloads:
                 yield entry
         if self._query.descending:
             yield own
 
     async def _expand_reference(
-        self, reference: Entry, row: LogKey
+        self, reference: Entry, key: LogKey
     ) -> AsyncGenerator[BrowseEntry, None]:
         assert reference.number is not None
-        after, through = self._payload_bounds(row)
+        after, through = self._payload_bounds(key)
         reader = PayloadReader(self._around, self._topic, reference.number, after, through)
         async with aclosing(self._payload_entries(reader)) as entries:
             async for stored in entries:
@@ -270,7 +270,7 @@ class _Browser:
                 attributes = _attributes_in(stored, places)
                 for place in places:
                     entry = self._entry(
-                        reference, row, stored.id(place), stored.payload_view(place), life_ms
+                        reference, key, stored.id(place), stored.payload_view(place), life_ms
                     )
                     if entry is not None:
                         yield entry._replace(attributes=attributes.get(place, b""))
@@ -298,33 +298,33 @@ class _Browser:
             await self._pace.pause()
             yield
 
-    def _payload_bounds(self, row: LogKey) -> tuple[LogKey, LogKey]:
+    def _payload_bounds(self, key: LogKey) -> tuple[LogKey, LogKey]:
         after, through = LOG_KEY_MIN, LOG_KEY_MAX
-        if row == self._low[:LOG_KEY_BYTES]:
+        if key == self._low[:LOG_KEY_BYTES]:
             after = log_key_before(self._low[LOG_KEY_BYTES:])
-        if row == self._high[:LOG_KEY_BYTES]:
+        if key == self._high[:LOG_KEY_BYTES]:
             through = log_key_before(self._high[LOG_KEY_BYTES:])
         return after, through
 
     def _entry(
         self,
         stored: Entry,
-        row: LogKey,
-        payload_log_key: LogKey,
+        key: LogKey,
+        payload_key: LogKey,
         payload: memoryview | None,
         lifetime_ms: int | None,
     ) -> BrowseEntry | None:
-        if not lives(self._topic, row, lifetime_ms, self._around.clock.now_ms()):
+        if not lives(self._topic, key, lifetime_ms, self._around.clock.now_ms()):
             return None
-        is_rolled_back = stored.is_rolled_back(row)
+        is_rolled_back = stored.is_rolled_back(key)
         size = 0 if payload is None else len(payload)
         return BrowseEntry(
-            row + payload_log_key,
+            key + payload_key,
             self._shown_part(payload),
-            _kind(payload_log_key, payload),
+            _kind(payload_key, payload),
             _transaction_state(stored.pointer, is_rolled_back),
             stored.pointer,
-            expires_at_ms(row, lifetime_ms, self._topic.ttl_ms),
+            expires_at_ms(key, lifetime_ms, self._topic.ttl_ms),
             self._consumable(stored.pointer, is_rolled_back),
             size=size,
         )
@@ -361,9 +361,9 @@ class _Browser:
                 if judge(entry.pointer, snapshot) is not FetchAction.HOLD:
                     continue
                 live = oldest_live(self._topic, self._around.clock.now_ms(), entry.lifetime_ms)
-                for row in entry.ids()[max(entry.place_after(after), entry.place_at(live)) :]:
-                    if not entry.is_rolled_back(row):
-                        return row
+                for key in entry.ids()[max(entry.place_after(after), entry.place_at(live)) :]:
+                    if not entry.is_rolled_back(key):
+                        return key
         return None
 
 
@@ -372,10 +372,10 @@ def _attributes_in(entry: Entry, places: range) -> dict[int, bytes]:
     return dict(entry.attributes(min(places), max(places) + 1)) if places else {}
 
 
-def _kind(payload_log_key: LogKey, payload: memoryview | None) -> PayloadKind:
+def _kind(payload_key: LogKey, payload: memoryview | None) -> PayloadKind:
     if payload is None:
         return PayloadKind.REFERENCE
-    return PayloadKind.INLINE if payload_log_key == LOG_KEY_MIN else PayloadKind.STORED
+    return PayloadKind.INLINE if payload_key == LOG_KEY_MIN else PayloadKind.STORED
 
 
 def _transaction_state(pointer: int | None, is_rolled_back: bool) -> TransactionState:

@@ -30,7 +30,7 @@ EXPIRED_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class KeyedOutcome:
-    """The outcome of a keyed request: its first and last row, and the hash of its body with its write pointer."""
+    """The outcome of a keyed request: its first and last log key, and the hash of its body with its write pointer."""
 
     first: LogKey
     last: LogKey

@@ -72,5 +72,5 @@ def named(first: LogKey, last: LogKey) -> str:
     return f", as messages {_hex(first)} to {_hex(last)}"
 
 
-def _hex(row: LogKey) -> str:
-    return (row + LOG_KEY_MIN).hex()
+def _hex(key: LogKey) -> str:
+    return (key + LOG_KEY_MIN).hex()

@@ -4,16 +4,17 @@ A message's id has 20 bytes: its key in the message log, and its key in the payl
 ids is the order of the topic. So a resume point needs no state and no special case: a consumer that names an id
 receives the messages above it (or at it, if inclusive), whether or not a message has this id::
 
-    message row     inline            one message    (row, 0)
-                    reference         its payloads   (row, payload row) …      maybe none
-    start id        (row, payload)    → message rows from `row` on; within `row`, payloads from there on
+    message log     message           one message    (key, 0)
+                    reference         its payloads   (key, payload key) …      maybe none
+    start id        (key, payload)    → the message log from `key` on; within `key`, payloads from there on
 
-A row that gives no message, because it is skipped or its reference shows no payload, does not count against the limit.
+A message that is skipped, and a reference that shows no payload, do not count against the limit.
 
-With a snapshot, a row's pointer decides. The consumer takes a row without a pointer or with a visible one. It skips a
-row whose pointer is negative or invalid. Any other pointer is of an open transaction, and the scan *ends* there,
-because the messages behind must not be seen before it. An expired row is skipped before its pointer is looked at: it
-will never be seen, so it holds no consumer. Without a snapshot the consumer takes every row, also a rolled-back one.
+With a snapshot, the pointer of a message or reference decides. The consumer takes one without a pointer or with a
+visible one. It skips one whose pointer is negative or invalid. Any other pointer is of an open transaction, and the
+scan *ends* there, because the messages behind must not be seen before it. An expired one is skipped before its pointer
+is looked at: it will never be seen, so it blocks no consumer. Without a snapshot the consumer takes every one, also
+those that were rolled back.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from broker.model import (
 
 
 class FetchAction(enum.Enum):
-    """The action of a consumer at a row."""
+    """The action of a consumer at a message or reference."""
 
     TAKE = "take"
     SKIP = "skip"
@@ -48,12 +49,12 @@ class FetchAction(enum.Enum):
 class FetchStart(NamedTuple):
     """The place where reading begins.
 
-    ``after`` is exclusive, in the message log. In the row ``row`` only messages with a payload row above
+    ``after`` is exclusive, in the message log. Of the reference ``key`` only messages with a payload key above
     ``payload_after`` count, and an inline message counts only if ``inline``.
     """
 
     after: LogKey
-    row: LogKey | None = None
+    key: LogKey | None = None
     payload_after: LogKey = LOG_KEY_MIN
     inline: bool = True
 
@@ -68,7 +69,7 @@ def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> Lo
 
 
 def start_of(poll: Poll, bound: LogKey) -> FetchStart:
-    """Return the place where a poll begins, given the oldest live row."""
+    """Return the place where a poll begins, given the oldest live key."""
     if poll.start is None:
         return FetchStart(log_key_before(bound))
     if isinstance(poll.start, int):
@@ -78,20 +79,20 @@ def start_of(poll: Poll, bound: LogKey) -> FetchStart:
 
 def after_id(identifier: MessageId, inclusive: bool, bound: LogKey) -> FetchStart:
     """Return the start above a message id, or at it if ``inclusive``."""
-    row, payload = identifier[:LOG_KEY_BYTES], identifier[LOG_KEY_BYTES:]
-    if timestamp_of(row) < timestamp_of(bound):
+    key, payload = identifier[:LOG_KEY_BYTES], identifier[LOG_KEY_BYTES:]
+    if timestamp_of(key) < timestamp_of(bound):
         return FetchStart(log_key_before(bound))
     inline = inclusive and payload == LOG_KEY_MIN
     return FetchStart(
-        log_key_before(row), row, log_key_before(payload) if inclusive else payload, inline
+        log_key_before(key), key, log_key_before(payload) if inclusive else payload, inline
     )
 
 
 def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
     """Return the poll that begins where a bulk read begins: behind ``after``, or at the oldest message.
 
-    An id with a payload row is a message of a reference: the read continues behind that message. Any other id counts
-    by its row, so it stands for all messages of a reference.
+    An id with a payload key is a message of a reference: the read continues behind that message. Any other id counts
+    by its log key, so it stands for all messages of a reference.
     """
     if after is None:
         return Poll(snapshot=snapshot)
@@ -101,7 +102,7 @@ def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
 
 
 def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
-    """Return the action of a consumer with ``snapshot`` at a row with ``pointer``."""
+    """Return the action of a consumer with ``snapshot`` at a message or reference with ``pointer``."""
     if snapshot is None or pointer is None:
         return FetchAction.TAKE
     if pointer < 0:
@@ -116,12 +117,12 @@ def oldest_held(snapshot: Snapshot) -> int:
     return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # in_progress ascends.
 
 
-def lives(topic: Topic, row: LogKey, lifetime_ms: int | None, now_ms: int) -> bool:
-    """Return whether a message published at ``row``, perhaps with a lifetime of its own, still lives."""
-    return row >= oldest_live(topic, now_ms, lifetime_ms)
+def lives(topic: Topic, key: LogKey, lifetime_ms: int | None, now_ms: int) -> bool:
+    """Return whether a message published under ``key``, perhaps with a lifetime of its own, still lives."""
+    return key >= oldest_live(topic, now_ms, lifetime_ms)
 
 
-def expires_at_ms(row: LogKey, lifetime_ms: int | None, ttl_ms: int) -> int:
-    """Return the last ms at which a message published at ``row`` lives."""
+def expires_at_ms(key: LogKey, lifetime_ms: int | None, ttl_ms: int) -> int:
+    """Return the last ms at which a message published under ``key`` lives."""
     life_ms = ttl_ms if lifetime_ms is None else min(lifetime_ms, ttl_ms)
-    return timestamp_of(row) + life_ms
+    return timestamp_of(key) + life_ms

@@ -128,17 +128,17 @@ class LogKeys:
         return ids
 
 
-def is_run(rows: Sequence[LogKey]) -> bool:
+def is_run(keys: Sequence[LogKey]) -> bool:
     """Return whether each id is the next one after the id before, as those of one request are."""
-    return all(_is_next(row, following) for row, following in pairwise(rows))
+    return all(_is_next(key, following) for key, following in pairwise(keys))
 
 
-def _is_next(row: LogKey, following: LogKey) -> bool:
-    if following == log_key_after(row):
+def _is_next(key: LogKey, following: LogKey) -> bool:
+    if following == log_key_after(key):
         return True
     # In a cluster a millisecond has 256 ids of one instance.
-    instance, counter = row[-2:]
-    return counter == 255 and following == log_key(timestamp_of(row) + 1, instance << 8)
+    instance, counter = key[-2:]
+    return counter == 255 and following == log_key(timestamp_of(key) + 1, instance << 8)
 
 
 def first_timestamp_ms(now_ms: int, pointer_ms: int) -> int:

@@ -4,7 +4,7 @@ A run is a part of one entry, from its place ``first`` to ``stop`` (exclusive). 
 knows the form that it needs. A poll joins the items of all runs to a block, a bulk read makes columns of them::
 
     run of the message log      item: 28 | row | zero | length | payload
-    run of a payload log        item:      row | length | payload         and the row of its reference
+    run of a payload log        item:      key | length | payload         and the key of its reference
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from broker.wire.blocks import PollDecoder
 from broker.wire.varint import encode_long
 
 Run = tuple[Entry, int, int, LogKey | None]
-"""An entry, the places ``first`` and ``stop`` (exclusive), and for a payload log the row of its reference."""
+"""An entry, the places ``first`` and ``stop`` (exclusive), and for a payload log the key of its reference."""
 
 PIECE_BYTES_MAX: Final = 256 * 1024
 """The most bytes of one piece, except for a page that is sent whole."""
@@ -89,9 +89,9 @@ class PollPage:
 
 def _items(runs: Sequence[Run]) -> list[bytes | memoryview]:
     items: list[bytes | memoryview] = []
-    for entry, first, stop, row in runs:
-        if row is not None:
-            items += entry.framed(row, first, stop)
+    for entry, first, stop, reference in runs:
+        if reference is not None:
+            items += entry.framed(reference, first, stop)
         elif stop - first == entry.count:
             items.append(entry.items)
         else:
@@ -101,14 +101,14 @@ def _items(runs: Sequence[Run]) -> list[bytes | memoryview]:
 
 def _values(runs: list[Run]) -> Sequence[ShownMessage]:
     """Return the messages of runs."""
-    entry, first, stop, row = runs[0]
+    entry, first, stop, reference = runs[0]
     if entry.run_bytes(first, stop) > _TOGETHER_BYTES:
         assert len(runs) == 1, "only an entry of one message is so large"
         identifier = entry.message_id(first)
         beside = [attributes.decode(each) for _, each in entry.attributes(first, stop)]
         return [
             ViewedMessage(
-                identifier if row is None else row + identifier,
+                identifier if reference is None else reference + identifier,
                 entry.payload_view(first),
                 *(beside[0] if beside else ()),
             )

@@ -1,6 +1,6 @@
 """Describe ranges of a topic: its start and end, the messages and bytes between two ids, and a division into parts.
 
-A range is ``(after, through]``, by the ids of rows. Messages of a reference count with the row of their reference, so
+A range is ``(after, through]``, by log keys. Messages of a reference count with the key of their reference, so
 no range divides them. The broker gives every later message an id above the latest one. So a range that ends at or
 below the latest id does not change, except that messages expire or are rolled back. The heads of pages have all
 these numbers. This code reads entries only if a range begins or ends inside a page (storage/ordinals.py).
@@ -102,14 +102,14 @@ class TopicNumberings:
             finally:
                 self._count(known)
 
-    async def behind(self, topic: Topic, row: LogKey) -> int:
+    async def behind(self, topic: Topic, key: LogKey) -> int:
         """Return the number of messages published behind an id. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
             numbering = known.numbering
             try:
                 await numbering.refresh()
-                return numbering.all.messages - (await numbering.count(row)).messages
+                return numbering.all.messages - (await numbering.count(key)).messages
             finally:
                 self._count(known)
 

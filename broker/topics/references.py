@@ -134,11 +134,11 @@ class References:
         if write.deadline <= self._around.clock.monotonic():
             raise Overloaded("The deadline passed in the queue.")
         sealed = await _for_all(numbers, self._seal)
-        rows = await self._find_published(numbers, sealed)
-        if rows:
-            await self._check_effects(numbers, rows, write.pointer)
+        keys = await self._find_published(numbers, sealed)
+        if keys:
+            await self._check_effects(numbers, keys, write.pointer)
             count = _messages_of(sealed)
-            return PublishedIds(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
+            return PublishedIds(keys[0], keys[-1], write.pointer, replayed=True, messages=count)
         for number in numbers:
             if number < 0 and self._is_over(number):
                 raise too_old(number)
@@ -161,7 +161,7 @@ class References:
         return stages.is_over(stage, self._around.clock.now_ms(), life_ms)
 
     async def _find_published(self, numbers: Numbers, sealed: Sequence[Sealed]) -> Sequence[LogKey]:
-        """Return the rows of the references if they were published before, else an empty list."""
+        """Return the keys of the references if they were published before, else an empty list."""
         found: dict[int, LogKey] = {}
         in_doubt: dict[int, LogKey] = {}
         for number, each in zip(numbers, sealed, strict=True):
@@ -176,34 +176,34 @@ class References:
             notes = await self._find_references(in_doubt)
             self._note_later(tuple(notes), list(notes.values()))
             found.update(notes)
-        rows = [found[number] for number in numbers if number in found]
-        if rows and (len(rows) < len(numbers) or not is_run(rows)):
+        keys = [found[number] for number in numbers if number in found]
+        if keys and (len(keys) < len(numbers) or not is_run(keys)):
             raise PayloadsSealed(
                 f"Some of these stages were published before, in another list: {-next(iter(found))}."
             )
-        return rows
+        return keys
 
     async def check_kept(self, number: int, root: Root) -> None:
         """Raise AlreadyPublished if the payloads of a closed log were published, and rolled back since."""
         if root.state is RootState.DROPPED:
             return  # They have expired.
-        rows = await self._find_published((number,), [Sealed(root, None, was_open=False)])
-        for row, theirs, is_rolled_back in (
-            await self._hold.effects(rows[0], rows[0]) if rows else ()
+        keys = await self._find_published((number,), [Sealed(root, None, was_open=False)])
+        for key, theirs, is_rolled_back in (
+            await self._hold.effects(keys[0], keys[0]) if keys else ()
         ):
             if is_rolled_back:
-                raise rolled_back(name_of(number), theirs, named(row, row))
+                raise rolled_back(name_of(number), theirs, named(key, key))
 
     async def _check_effects(
-        self, numbers: Numbers, rows: Sequence[LogKey], pointer: int | None
+        self, numbers: Numbers, keys: Sequence[LogKey], pointer: int | None
     ) -> None:
         """Raise AlreadyPublished if a reference belongs to another transaction, or was rolled back (rule 9).
 
         A reference that has expired is not checked: no consumer sees its messages in either transaction.
         """
-        number_of = dict(zip(rows, numbers, strict=True))
-        for row, theirs, is_rolled_back in await self._hold.effects(rows[0], rows[-1]):
-            what, ids = name_of(number_of[row]), named(row, row)
+        number_of = dict(zip(keys, numbers, strict=True))
+        for key, theirs, is_rolled_back in await self._hold.effects(keys[0], keys[-1]):
+            what, ids = name_of(number_of[key]), named(key, key)
             refuse_other(what, theirs, pointer, ids)
             if is_rolled_back:
                 raise rolled_back(what, theirs, ids)
@@ -228,18 +228,18 @@ class References:
             raise OutcomeUnknown("It can't be known any more whether the payloads were published.")
         return found
 
-    def _note_later(self, numbers: Numbers, rows: Sequence[LogKey]) -> None:
+    def _note_later(self, numbers: Numbers, keys: Sequence[LogKey]) -> None:
         # The note only saves a search: without it, a second publish searches for the reference.
-        task = asyncio.ensure_future(self._note(dict(zip(numbers, rows, strict=True))))
+        task = asyncio.ensure_future(self._note(dict(zip(numbers, keys, strict=True))))
         self._note_tasks.add(task)
         task.add_done_callback(self._note_tasks.discard)
 
-    async def _note(self, rows: dict[int, LogKey]) -> None:
+    async def _note(self, keys: dict[int, LogKey]) -> None:
         async def note(number: int) -> None:
-            await self._around.payload_logs.mark_published(self._hold, number, rows[number])
+            await self._around.payload_logs.mark_published(self._hold, number, keys[number])
 
         try:
-            await _for_all(tuple(rows), note)
+            await _for_all(tuple(keys), note)
         except BrokerError:
             self._around.metrics.happened("reference_note_failed")
 

@@ -26,7 +26,7 @@ class TopicSettings:
     clock_skew_ms_max: int = 2000
     """The largest allowed difference between the clocks of this node and of the storage."""
     batch_bytes_max: int = 8 * 1024 * 1024
-    batch_rows_max: int = 20_000
+    batch_messages_max: int = 20_000
     queued_requests_max: int = 10_000
     """The most queued publishes of one log."""
     queued_bytes_max: int = 256 * 1024 * 1024
@@ -39,7 +39,7 @@ class TopicSettings:
     payload_logs_open_max: int = 1000
     """The most payload logs of a node that are kept open for writing."""
     poll_messages_max: int | None = None
-    page_rows_max: int = 5000
+    page_messages_max: int = 5000
     page_bytes_max: int = 4 * 1024 * 1024
     cache_bytes_max: int = 128 * 1024 * 1024
     topics_in_use_max: int = 20_000
@@ -119,9 +119,9 @@ def lifetimes_of(request: PublishRequest, options: PublishOptions) -> RequestLif
 
 
 class PublishedIds(NamedTuple):
-    """The rows of one publish, both ends included.
+    """The log keys of one publish, both ends included.
 
-    The rows are LOG_KEY_MIN if they are not known any more. ``replayed``: the key, the producer's number or the
+    The keys are LOG_KEY_MIN if they are not known any more. ``replayed``: the key, the producer's number or the
     stages had this answer already. ``messages``: their number, including those of references; None if not known.
     ``generation`` is that of the topic; 0 until the leader has filled it in.
     """
@@ -135,5 +135,5 @@ class PublishedIds(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Return whether the rows of the messages are known."""
+        """Return whether the keys of the messages are known."""
         return self.first != LOG_KEY_MIN

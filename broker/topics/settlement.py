@@ -239,8 +239,8 @@ def decode(value: bytes) -> SettlingRecord:
     """Decode a record. Raises StorageCorrupt."""
     try:
         fields = json.loads(value)
-        rows = {name: bytes.fromhex(fields[name]) for name in ("start", "through")}
-        return SettlingRecord(**{**fields, **rows})
+        ids = {name: bytes.fromhex(fields[name]) for name in ("start", "through")}
+        return SettlingRecord(**{**fields, **ids})
     except (ValueError, TypeError, KeyError) as error:
         raise StorageCorrupt("the record of a clean-up does not decode") from error
 

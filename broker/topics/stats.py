@@ -94,7 +94,7 @@ class Rates:
 
 
 class TopicStats(NamedTuple):
-    """The statistics of a topic; ``first`` and ``last`` are rows of the message log, as message ids.
+    """The statistics of a topic; ``first`` and ``last`` are keys of the message log, as message ids.
 
     ``published`` is the exact number of all messages published to this generation. The other numbers are those of
     messages that have not expired; ``bytes`` are the bytes of payloads.

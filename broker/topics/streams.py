@@ -13,7 +13,7 @@ from broker.topics.topic_reader import TopicReading
 PAGE_BYTES: Final = 288 * 1024
 """The memory that a stalled reader holds; smaller pages make fast readers slower. A thousand messages of a quarter
 KiB fit into one page."""
-ROWS_BYTES: Final = 1 << 20
+BULK_BYTES: Final = 1 << 20
 """The same for a bulk read. At this size the fixed cost of a batch of columns is small."""
 COUNTED_BYTES_MIN: Final = 2 << 20
 """The hold counts a page of at least this size, such as one large message, until its reader has taken it."""
@@ -83,7 +83,7 @@ class PollStream:
             self._counted = _count(page, self._hold)
 
 
-class RowStream:
+class BulkStream:
     """A bulk read: pages of messages. Its first page is read already; each further page is read on request."""
 
     def __init__(
@@ -111,7 +111,7 @@ class RowStream:
             self._counted = 0
             if self._reading.ended:
                 return None
-            page = await self._source.next_page(self._reading, ROWS_BYTES)
+            page = await self._source.next_page(self._reading, BULK_BYTES)
             self._counted = _count(page, self._hold, COPIES)
         return page
 

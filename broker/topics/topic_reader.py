@@ -41,7 +41,7 @@ NO_LIMIT: Final = 1 << 62
 AT_ONCE_BYTES: Final = 512 * 1024
 """The bytes that a reading takes from storage in one call, unless its pages are larger. It keeps them in memory while
 its consumer is slow."""
-ROWS_AT_ONCE: Final = 256
+MESSAGES_AT_ONCE: Final = 256
 """The entries of one step of a reading. After a step it counts them, and may let other work run."""
 _LEAD_BYTES: Final = 1 + LOG_KEY_BYTES
 """The bytes that an item in a reply has before those of an item in a payload log."""
@@ -51,7 +51,7 @@ class _Reference:
     """A reference that is being read, with its reader."""
 
     def __init__(self, entry: Entry, payloads: PayloadReader) -> None:
-        self.row = entry.first
+        self.key = entry.first
         self.lifetime_ms = entry.lifetime_ms
         self.payloads = payloads
 
@@ -70,7 +70,7 @@ class TopicReading:
         """Begin at the start of ``poll``, or at the oldest live message.
 
         With ``through`` the reading is bounded: it has all messages up to that id, and no limit counts. ``hold`` is
-        the request's: it counts the rows that were read since the last page with messages.
+        the request's: it counts the entries that were read since the last page with messages.
         """
         self.blocked_by: int | None = None
         self.proven: object | None = None
@@ -82,7 +82,7 @@ class TopicReading:
         self._log = LogId(topic.id, topic.generation)
         self._snapshot = poll.snapshot
         self._start = start_of(poll, oldest_live(topic, around.clock.now_ms()))
-        self._start_row = self._start.row or LOG_KEY_MIN
+        self._start_key = self._start.key or LOG_KEY_MIN
         self._after = self._start.after
         self._through = through
         """The id at which this reading ends; None until its first page finds the log's end."""
@@ -97,7 +97,7 @@ class TopicReading:
         self._reader: LogReader | None = None
         self._ahead: deque[Entry] = deque()
         """Entries that the reader has read, and this reading has not taken yet."""
-        self._rows_min = 1
+        self._messages_min = 1
         """The least number of messages of the next read of storage. It doubles with each read that brings none."""
         self._tries = STALE_READS_MAX
         """The number of stale reads that a bounded reading still allows."""
@@ -164,7 +164,7 @@ class TopicReading:
             self._hold.give(BudgetKind.ROWS)
         return page
 
-    async def _count_step(self, rows: int = ROWS_AT_ONCE) -> None:
+    async def _count_step(self, rows: int = MESSAGES_AT_ONCE) -> None:
         """Count one step's rows, and let other work run if this took long."""
         self._hold.take(BudgetKind.ROWS, rows)
         if self._pace is None:
@@ -189,7 +189,7 @@ class TopicReading:
     def _take_cached(self, cache: TopicCache, through: LogKey, bytes_max: int) -> bool:
         """Take a step's entries. Return False at the end of the page or cache, or at a reference to read first."""
         for count, entry in enumerate(cache.entries(self._after, through)):
-            if count == ROWS_AT_ONCE:
+            if count == MESSAGES_AT_ONCE:
                 return True
             if not self._take(entry, bytes_max):
                 return False
@@ -213,7 +213,7 @@ class TopicReading:
             self._ahead.extend(
                 await reader.next(
                     min(settings.page_bytes_max, max(bytes_max, AT_ONCE_BYTES)),
-                    min(max(self._left, self._rows_min), settings.page_rows_max),
+                    min(max(self._left, self._messages_min), settings.page_messages_max),
                 )
             )
         if not await self._take_all_ahead(bytes_max):
@@ -227,17 +227,17 @@ class TopicReading:
     async def _take_all_ahead(self, bytes_max: int) -> bool:
         """Take the entries that were read. Return False if reading stops before the end of one."""
         left = self._left
-        while len(self._ahead) > ROWS_AT_ONCE:
-            if not self._take_ahead(ROWS_AT_ONCE, bytes_max):
+        while len(self._ahead) > MESSAGES_AT_ONCE:
+            if not self._take_ahead(MESSAGES_AT_ONCE, bytes_max):
                 return False
             await self._count_step()
         count = len(self._ahead)
         if not self._take_ahead(count, bytes_max):
             return False
         if self._left < left:
-            self._rows_min = 1
+            self._messages_min = 1
         elif count:
-            self._rows_min = min(2 * self._rows_min, ROWS_AT_ONCE)
+            self._messages_min = min(2 * self._messages_min, MESSAGES_AT_ONCE)
             await self._count_step(count)
         return True
 
@@ -274,7 +274,7 @@ class TopicReading:
             entry.is_plain
             and not entry.is_stub
             and entry.first > self._after
-            and entry.first > self._start_row
+            and entry.first > self._start_key
             and entry.first >= self._oldest
             and entry.last <= self._last
             and entry.count <= self._left
@@ -296,7 +296,7 @@ class TopicReading:
         first = entry.place_after(self._after)
         if first < entry.count and not self._start.inline and not entry.is_reference:
             # The consumer begins after this message, and has it: even if it is open, it holds nothing back.
-            first += entry.id(first) == self._start.row
+            first += entry.id(first) == self._start.key
         # An expired message is never shown, so it holds nothing back either, even if it is open.
         first = max(first, entry.place_at(self._oldest_of(entry)))
         if first >= entry.count or entry.is_stub:
@@ -345,7 +345,7 @@ class TopicReading:
 
     def _open_reference(self, entry: Entry) -> None:
         assert entry.number is not None
-        after = self._start.payload_after if entry.first == self._start.row else LOG_KEY_MIN
+        after = self._start.payload_after if entry.first == self._start.key else LOG_KEY_MIN
         payloads = PayloadReader(self._around, self._topic, entry.number, after)
         self._reference = _Reference(entry, payloads)
 
@@ -353,16 +353,16 @@ class TopicReading:
         """Read as many of a reference's payloads as fit. Clear ``self._reference`` if none are left."""
         payloads = reference.payloads
         while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
-            messages_max = min(self._left, self._around.settings.page_rows_max)
+            messages_max = min(self._left, self._around.settings.page_messages_max)
             for entry in await payloads.next(bytes_max - self._bytes, messages_max):
                 self._around.gaps.note(self._topic.id, entry)
                 life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
                 first = entry.place_after(payloads.taken)
-                if lives(self._topic, reference.row, life_ms, self._now_ms):
+                if lives(self._topic, reference.key, life_ms, self._now_ms):
                     stop = min(entry.count, first + self._left)
                     if first < stop:
                         size = entry.run_bytes(first, stop) + _LEAD_BYTES * (stop - first)
-                        self._emit(entry, first, stop, size, reference.row)
+                        self._emit(entry, first, stop, size, reference.key)
                     if stop < entry.count:
                         return
                 payloads.taken = entry.last

@@ -44,7 +44,7 @@ from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
 from broker.topics.registry import TopicRegistry, check_generation, not_found
 from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
 from broker.topics.stats import TopicStats, topic_stats
-from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
+from broker.topics.streams import BULK_BYTES, BulkStream, PollStream
 from broker.topics.surroundings import Surroundings
 from broker.topics.topic_reader import TopicReading
 from broker.topics.waiting_polls import WaitingPoll, WaitingPolls
@@ -368,7 +368,7 @@ class Topics:
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
             return PollStream(reading, first, state, hold)
 
-    async def rows(
+    async def bulk(
         self,
         topic: TopicId,
         after: MessageId | None,
@@ -377,8 +377,8 @@ class Topics:
         hold: Hold | None = None,
         *,
         generation: int | None = None,
-    ) -> RowStream:
-        """Read all messages in ``(after, through]``, by their rows (see ``fetch.behind``); None: from the oldest.
+    ) -> BulkStream:
+        """Read all messages in ``(after, through]``, by their log keys (see ``fetch.behind``); None: from the oldest.
 
         ``hold`` is the request's, and ``generation`` the one that it names. Any node may read them: the messages end at ``through``, at a message of an open
         transaction that holds the consumer, or with an error. Every read gives the same messages, except those that
@@ -395,7 +395,7 @@ class Topics:
             poll, last = behind(after, snapshot), through[:LOG_KEY_BYTES]
             reading = TopicReading(self.around, found, poll, last, hold)
             reading.proven = leader
-            return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state, hold)
+            return BulkStream(reading, await state.next_page(reading, BULK_BYTES), state, hold)
 
     @property
     def waiting_polls(self) -> int:

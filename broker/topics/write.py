@@ -1,4 +1,4 @@
-"""Describe one request to a log: the rows to write, and the future for its outcome."""
+"""Describe one request to a log: the messages to write, and the future for its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from broker.errors import BrokerError
 from broker.model import LogKey
 from broker.topics.settings import PublishedIds
 
-ROW_OVERHEAD_BYTES = 64
+MESSAGE_OVERHEAD_BYTES = 64
 ENTRY_OVERHEAD_BYTES = 64
 KeyMark = tuple[bytes, bytes]
 """The hash of an idempotency key, and the hash of the request's body."""
@@ -40,7 +40,7 @@ class Write:
     With ``payloads`` None it publishes ``references``, which stand for ``messages`` messages; the writer sets their
     ``ids``. ``key`` is set for a request with an idempotency key, ``producer`` for one with a producer's number.
     ``attributes`` has those of each payload, and is empty if no payload has any. ``lifetimes_ms`` has the lifetime of
-    each payload, and is empty if all have ``lifetime_ms``. ``rows`` is the number of ids that the request takes,
+    each payload, and is empty if all have ``lifetime_ms``. ``count`` is the number of keys that the request takes,
     ``size`` its size in queues, ``counted`` the part of it that the queues' budget counts now. ``depends``: the request depends on earlier writes through the same writer, so no
     other writer may store it.
 
@@ -51,6 +51,7 @@ class Write:
         "_future",
         "attributes",
         "caller",
+        "count",
         "counted",
         "deadline",
         "depends",
@@ -64,7 +65,6 @@ class Write:
         "pointer",
         "producer",
         "references",
-        "rows",
         "size",
     )
 
@@ -98,12 +98,12 @@ class Write:
         self.counted = 0
         self.references: Sequence[Reference] = ()
         self.ids: Sequence[LogKey] = ()
-        self.rows = self.messages = len(payloads or ())
+        self.count = self.messages = len(payloads or ())
         self.payload_bytes = sum(map(len, payloads or ()))
-        self.size = self.payload_bytes + ROW_OVERHEAD_BYTES * self.rows
+        self.size = self.payload_bytes + MESSAGE_OVERHEAD_BYTES * self.count
         if attributes or lifetimes_ms:
             # Each message may have an entry of its own.
-            self.size += sum(map(len, attributes)) + ENTRY_OVERHEAD_BYTES * self.rows
+            self.size += sum(map(len, attributes)) + ENTRY_OVERHEAD_BYTES * self.count
 
     def let_go(self) -> None:
         """Free the messages of a request that is going to fail before its turn."""
@@ -113,9 +113,9 @@ class Write:
     def refer(self, references: Sequence[Reference]) -> None:
         """Turn the request into a publish of references."""
         self.references = references
-        self.rows = len(references)
+        self.count = len(references)
         self.messages = sum(messages for _, messages in references)
-        self.size = ROW_OVERHEAD_BYTES * self.rows
+        self.size = MESSAGE_OVERHEAD_BYTES * self.count
 
     @property
     def future(self) -> asyncio.Future[PublishedIds]:

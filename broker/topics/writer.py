@@ -6,7 +6,7 @@ batch. So batches grow with the load by themselves, and a lone request does not 
     arrive  a b c | d e f g h | …
     commit  [ a ] [  b c  ] [ d e f g h ]
 
-A request is one unit: its rows are consecutive and become visible together. Requests get their ids when their batch
+A request is one unit: its messages are consecutive and become visible together. Requests get their ids when their batch
 is formed, in the order of arrival. One batch is in flight at a time. Behind it there may be more batches of large
 requests, if the table keeps their order.
 
@@ -69,7 +69,7 @@ class LogWriter:
         self.closed = False
         self.refused_below = 0
         """The writer refuses messages of transactions with a lower pointer (see settlement.py)."""
-        self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
+        self._messages_max = min(around.settings.batch_messages_max, self.ids.at_once_max)
         self._around = around
         self._message_bytes_max = around.logs.entry_bytes_max
         self._request_bytes_max = around.logs.append_bytes_max
@@ -225,14 +225,14 @@ class LogWriter:
         self._forming = False
         if self.closed or self._pause is not None:
             return
-        writes, rows, size = self._gather()
+        writes, count, size = self._gather()
         if not writes:
             return
         now_ms = self._clock.now_ms()
         if not self._is_stored:
             self._around.ids_ahead.note(self.hold.log, self.ids.ahead_ms(now_ms))
         try:
-            ids = self.ids.take(rows, now_ms, self._clock.monotonic() * 1000)
+            ids = self.ids.take(count, now_ms, self._clock.monotonic() * 1000)
         except LeadExceeded as exceeded:
             self._queue.extendleft(reversed(writes))
             self._waiting.update(write.caller for write in writes)
@@ -259,15 +259,15 @@ class LogWriter:
         self._schedule_batch()
 
     def _gather(self) -> tuple[list[Write], int, int]:
-        """Take the next batch from the queue, with its rows and size. Drop requests that are done or late."""
+        """Take the next batch from the queue, with its messages' number and size. Drop requests that are done or late."""
         queue, settings = self._queue, self._settings
-        bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
+        bytes_max, messages_max = settings.batch_bytes_max, self._messages_max
         writes: list[Write] = []
-        size = rows = 0
+        size = count = 0
         now = self._clock.monotonic()
         while queue:
             write = queue[0]
-            if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
+            if writes and (size + write.size > bytes_max or count + write.count > messages_max):
                 break
             self._leaves(queue.popleft())
             if write.is_done or (write.deadline <= now and _refuse(write)):
@@ -279,8 +279,8 @@ class LogWriter:
                 continue
             writes.append(write)
             size += write.size
-            rows += write.rows
-        return writes, rows, size
+            count += write.count
+        return writes, count, size
 
     def _leaves(self, write: Write) -> None:
         self._waiting[write.caller] -= 1
@@ -377,9 +377,9 @@ class LogWriter:
             raise OutcomeUnknown(error.message) from error
 
     def _count(self, writes: list[Write], batch: Batch) -> None:
-        rows = len(batch.ids)
-        self._around.metrics.batched(len(writes), rows)
-        self._around.metrics.moved(self._kind, self._topic_label, rows, batch.payload_bytes)
+        count = len(batch.ids)
+        self._around.metrics.batched(len(writes), count)
+        self._around.metrics.moved(self._kind, self._topic_label, count, batch.payload_bytes)
 
 
 def _refuse(write: Write) -> bool:

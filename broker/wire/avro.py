@@ -139,13 +139,13 @@ def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> i
     return at
 
 
-def encode_publish_response(rows: RollbackRange) -> bytes:
+def encode_publish_response(span: RollbackRange) -> bytes:
     """Return the answer to a transactional publish, which is also the body of its rollback."""
-    first_ms, first_seq = unpack_log_key(rows.first)
-    last_ms, last_seq = unpack_log_key(rows.last)
+    first_ms, first_seq = unpack_log_key(span.first)
+    last_ms, last_seq = unpack_log_key(span.last)
     return b"".join(
         (
-            encode_pointer(rows.pointer),
+            encode_pointer(span.pointer),
             encode_long(first_ms),
             encode_long(first_seq),
             encode_long(last_ms),

@@ -83,13 +83,13 @@ def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free)
     return PublishRequest(pointer, payloads)
 
 
-def encode_publish_response(rows: RollbackRange) -> bytes:
+def encode_publish_response(span: RollbackRange) -> bytes:
     """Return the answer to a transactional publish, which is also the body of its rollback."""
-    first_ms, first_seq = unpack_log_key(rows.first)
-    last_ms, last_seq = unpack_log_key(rows.last)
+    first_ms, first_seq = unpack_log_key(span.first)
+    last_ms, last_seq = unpack_log_key(span.last)
     return _dump(
         {
-            "transactionWritePointer": _union("long", rows.pointer),
+            "transactionWritePointer": _union("long", span.pointer),
             "rollbackRange": {
                 "startTimestamp": first_ms,
                 "startSequenceId": first_seq,
@@ -107,15 +107,15 @@ def decode_publish_response(body: bytes) -> RollbackRange:
     pointer = _pointer(record)
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
-    rows = record.get("rollbackRange")
+    span = record.get("rollbackRange")
     names = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
-    if not isinstance(rows, dict):
+    if not isinstance(span, dict):
         raise BadRequest(f"rollbackRange: an object with {', '.join(names)} is needed.")
-    _refuse_unknown(rows, names)
+    _refuse_unknown(span, names)
     ends = [
         checked_log_key(
-            _long(f"{end}Timestamp", rows.get(f"{end}Timestamp")),
-            _int(f"{end}SequenceId", rows.get(f"{end}SequenceId")),
+            _long(f"{end}Timestamp", span.get(f"{end}Timestamp")),
+            _int(f"{end}SequenceId", span.get(f"{end}SequenceId")),
             end,
         )
         for end in ("start", "end")

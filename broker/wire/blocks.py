@@ -7,8 +7,8 @@
     item     28 | id (20 bytes) | length of the payload | payload
     reply    block ... block 00                    an empty reply is 00 alone
 
-An array may be split into blocks anywhere. So the rows of a topic are encoded once, and any page of them is a count and
-a slice. A reply without the final zero was cut off. The reader treats this as an error, never as the end of the
+An array may be split into blocks anywhere. So the messages of a topic are encoded once, and any page of them is a count
+and a slice. A reply without the final zero was cut off. The reader treats this as an error, never as the end of the
 data.
 """
 

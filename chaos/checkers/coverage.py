@@ -95,15 +95,15 @@ class Coverage(Checker):
 
     def _find_missing(self, read: Read, log: TopicLife, kind: str, low: str) -> None:
         ids = {row.id for row in read.rows}
-        for row_id, shown in log.shown[kind].between(low, read.through):
-            if row_id not in ids:
-                self._missing(read, row_id, shown)
+        for message_id, shown in log.shown[kind].between(low, read.through):
+            if message_id not in ids:
+                self._missing(read, message_id, shown)
 
-    def _missing(self, read: Read, row_id: str, shown: ShownRow) -> None:
+    def _missing(self, read: Read, message_id: str, shown: ShownRow) -> None:
         call = read.call
         tried = self.topic.of_payload(shown.payload)
         detail = spot(
-            row_id,
+            message_id,
             payload=shown.payload,
             missing_for=call.process,
             covering=(read.after, read.through),
@@ -116,7 +116,7 @@ class Coverage(Checker):
             name = "changed_read" if call.asked.get("time") is None else "time_addressing"
         self.found.add(name, detail, call.ended)
         if call.node and shown.node and call.node != shown.node:
-            detail = spot(row_id, shown_by=shown.node, not_by=call.node)
+            detail = spot(message_id, shown_by=shown.node, not_by=call.node)
             self.found.add("divergence", detail, call.ended)
 
     def _take(self, read: Read, life: int, kind: str, row: ReadRow) -> None:
@@ -218,12 +218,12 @@ class Coverage(Checker):
         return END_OF_TIME_NS if early_ms is None else horizon_ns + early_ms * NS_IN_MS
 
     def _age(self, log: TopicLife, kind: str, gone_ns: int) -> None:
-        while (row_id := log.shown[kind].following(log.lives_after[kind])) is not None:
-            shown = log.shown[kind].get(row_id)
+        while (message_id := log.shown[kind].following(log.lives_after[kind])) is not None:
+            shown = log.shown[kind].get(message_id)
             tried = self.topic.of_payload(shown.payload if shown is not None else None)
             if tried is not None and tried.tried_ns > gone_ns:
                 break
-            log.lives_after[kind] = row_id
+            log.lives_after[kind] = message_id
 
     def _is_aged(self, read: Read, tried: Tried | None) -> bool:
         """True if expiry may explain a missing row: half of its life is over."""
@@ -240,13 +240,13 @@ class Coverage(Checker):
         ids = {row.id for row in read.rows}
         floor = self.topic.log(life).floor
         gone_ns = self._gone_ns(read)
-        for row_id, (kind, tried_ns, ends_ns) in list(short.items()):
+        for message_id, (kind, tried_ns, ends_ns) in list(short.items()):
             is_gone = gone_ns is not None and tried_ns <= gone_ns
             if is_gone or call.ended_ns >= ends_ns - self.promises.early_ms * NS_IN_MS:
-                del short[row_id]
-            elif kind in read.kinds and max(read.after, floor) < row_id <= read.through:
-                if row_id in ids:
+                del short[message_id]
+            elif kind in read.kinds and max(read.after, floor) < message_id <= read.through:
+                if message_id in ids:
                     continue
                 left_ms = (ends_ns - call.ended_ns) // NS_IN_MS
-                detail = spot(row_id, missing_for=call.process, left_ms=left_ms)
+                detail = spot(message_id, missing_for=call.process, left_ms=left_ms)
                 self.found.add("expired_early", detail, call.ended)

@@ -19,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
 from chaos.checkers.fates import Fates
-from chaos.checkers.history_rows import INLINE, REFERENCE, ROW_DIGITS, STORED, plain
+from chaos.checkers.history_rows import INLINE, LOG_KEY_DIGITS, REFERENCE, STORED, plain
 from chaos.checkers.lifetimes import NS_IN_MS, TopicLifetimes
 from chaos.checkers.tables import Tables, ValueTable
 from chaos.history import Operation
@@ -85,9 +85,9 @@ class Undone(NamedTuple):
     last: str
     ended: int | None
 
-    def concerns(self, row_id: str) -> bool:
+    def concerns(self, message_id: str) -> bool:
         """True if the rollback covers a row; for a stored message, its reference's row counts."""
-        return self.first <= row_id[:ROW_DIGITS] <= self.last
+        return self.first <= message_id[:LOG_KEY_DIGITS] <= self.last
 
 
 class Intervals:

@@ -78,15 +78,15 @@ class Finals(Checker):
     ) -> None:
         until_ns = self._ended_ns
         for one, two in ((final, other), (other, final)):
-            for row_id, row in one.between("", ABOVE_ALL):
-                there = two.get(row_id)
+            for message_id, row in one.between("", ABOVE_ALL):
+                there = two.get(message_id)
                 if there is None and self._may_be_gone(row, until_ns):
                     continue  # It expired between the two reads. Coverage judges early expiry.
                 if there is None or (one is final and there != row):
                     missing_from = name if one is final else "final"
                     detail = spot(
                         f"{self.topic.name} life {life}",
-                        row=row_id,
+                        row=message_id,
                         payload=row.payload,
                         pointer=row.pointer,
                         differs_in=missing_from,
@@ -137,35 +137,37 @@ class Order(Checker):
     def _scan(self, log: TopicLife, final: ValueTable[FinalRow]) -> None:
         has_floor = max(log.final_floor, log.floor).strip("0") != ""
         scan = _Scan(log.final_ns, may_begin_within=has_floor)
-        for row_id, row in final.between("", ABOVE_ALL):
+        for message_id, row in final.between("", ABOVE_ALL):
             tried = self.topic.of_payload(row.payload)
             if tried is None or tried.is_stored:
                 self._end_request(scan)
                 continue
-            if tried.id in ("", row_id):
-                self._place(scan, row_id, str(row.payload), tried)
-                self._number(scan, row_id, str(row.payload), tried)
-                self._part(scan, row_id, tried)
+            if tried.id in ("", message_id):
+                self._place(scan, message_id, str(row.payload), tried)
+                self._number(scan, message_id, str(row.payload), tried)
+                self._part(scan, message_id, tried)
         self._end_request(scan)
 
-    def _place(self, scan: _Scan, row_id: str, payload: str, tried: Tried) -> None:
+    def _place(self, scan: _Scan, message_id: str, payload: str, tried: Tried) -> None:
         if 0 <= tried.acked < scan.latest:
-            detail = spot(payload, id=row_id, before=scan.latest_payload)
+            detail = spot(payload, id=message_id, before=scan.latest_payload)
             self.found.add("reordered", detail, tried.acked)
         if tried.place > scan.latest:
             scan.latest, scan.latest_payload = tried.place, payload
 
-    def _number(self, scan: _Scan, row_id: str, payload: str, tried: Tried) -> None:
+    def _number(self, scan: _Scan, message_id: str, payload: str, tried: Tried) -> None:
         if tried.acked < 0 or tried.tries > 1:
             return  # A repeated request may stand at its first place or at a later one.
         number = tried.number, tried.part
         last = scan.numbers.get(tried.publisher, (-1, -1))
         if number < last:
-            detail = spot(payload, id=row_id, publisher=tried.publisher, number=number, after=last)
+            detail = spot(
+                payload, id=message_id, publisher=tried.publisher, number=number, after=last
+            )
             self.found.add("publisher_order", detail, tried.acked)
         scan.numbers[tried.publisher] = max(number, last)
 
-    def _part(self, scan: _Scan, row_id: str, tried: Tried) -> None:
+    def _part(self, scan: _Scan, message_id: str, tried: Tried) -> None:
         request = scan.request
         if request.place != tried.place:
             self._end_request(scan)
@@ -176,10 +178,10 @@ class Order(Checker):
             )
             starts_at = tried.part if scan.may_begin_within or may_have_expired else 0
             request = scan.request = _Request(
-                tried.place, starts_at, tried.size, row_id, may_have_expired
+                tried.place, starts_at, tried.size, message_id, may_have_expired
             )
         if tried.part != request.parts:
-            detail = spot(row_id, part=tried.part, expected=request.parts, of=tried.size)
+            detail = spot(message_id, part=tried.part, expected=request.parts, of=tried.size)
             self.found.add("torn", detail, tried.place)
         request.parts = tried.part + 1
         scan.may_begin_within = False

@@ -6,9 +6,9 @@ from typing import Final, NamedTuple
 
 from chaos.history import Operation
 
-ROW_DIGITS: Final = 20
+LOG_KEY_DIGITS: Final = 20
 MOMENT_DIGITS: Final = 16
-_NO_PAYLOAD_ROW: Final = "0" * ROW_DIGITS
+_NO_PAYLOAD_KEY: Final = "0" * LOG_KEY_DIGITS
 ABOVE_ALL: Final = "g"
 """A text above every id, because ids are hexadecimal."""
 
@@ -35,15 +35,15 @@ class ReadRow(NamedTuple):
     @property
     def kind(self) -> str:
         """Return the kind of the row."""
-        if len(self.id) > ROW_DIGITS:
+        if len(self.id) > LOG_KEY_DIGITS:
             return STORED
         return REFERENCE if self.payload is None else INLINE
 
 
 def plain(identifier: str) -> str:
     """Return an id in the shorter of its two forms."""
-    is_inline = len(identifier) > ROW_DIGITS and identifier[ROW_DIGITS:] == _NO_PAYLOAD_ROW
-    return identifier[:ROW_DIGITS] if is_inline else identifier
+    is_inline = len(identifier) > LOG_KEY_DIGITS and identifier[LOG_KEY_DIGITS:] == _NO_PAYLOAD_KEY
+    return identifier[:LOG_KEY_DIGITS] if is_inline else identifier
 
 
 def rows_of(call: Operation) -> list[ReadRow]:
@@ -56,7 +56,7 @@ def below(identifier: str) -> str:
     number = 0 if identifier in ("", ABOVE_ALL) else int(identifier, 16)
     if number == 0:
         return "" if identifier != ABOVE_ALL else identifier
-    return f"{number - 1:0{len(identifier)}x}" + ABOVE_ALL * (len(identifier) == ROW_DIGITS)
+    return f"{number - 1:0{len(identifier)}x}" + ABOVE_ALL * (len(identifier) == LOG_KEY_DIGITS)
 
 
 def first_at(time_ms: int) -> str:

@@ -68,16 +68,16 @@ class Identity(Checker):
             detail = spot(str(row.payload), answered=tried.told, shown_at=row.id)
             self.found.add("torn", detail, read.call.ended)
 
-    def _refused(self, payload: str, row_id: str, call: Operation) -> None:
-        detail = spot(payload, id=row_id, found_by=call.process)
+    def _refused(self, payload: str, message_id: str, call: Operation) -> None:
+        detail = spot(payload, id=message_id, found_by=call.process)
         self.found.add("refused_but_stored", detail, call.ended)
 
-    def _own(self, row_id: str, payload: str, place: int | None) -> None:
-        owner = self.topic.owners.get(row_id)
+    def _own(self, message_id: str, payload: str, place: int | None) -> None:
+        owner = self.topic.owners.get(message_id)
         if owner is None:
-            self.topic.owners.put(row_id, (payload,))
+            self.topic.owners.put(message_id, (payload,))
         elif owner[0] != payload:
-            self.found.add("id_reused", spot(row_id, one=owner[0], other=payload), place)
+            self.found.add("id_reused", spot(message_id, one=owner[0], other=payload), place)
 
     @override
     def ended(self, call: Operation) -> None:

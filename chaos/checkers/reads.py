@@ -27,7 +27,7 @@ class Ranges(Checker):
         if any(one >= other for one, other in pairs):
             self.found.add("misordered", spot(call.process, ids=ids), call.ended)
         after, through, limit = asked_after(call), asked_through(call), call.asked.get("limit")
-        outside = [row_id for row_id in ids if not after < row_id <= through]
+        outside = [message_id for message_id in ids if not after < message_id <= through]
         if outside:
             time_ms = call.asked.get("time")
             is_early = time_ms is not None and min(outside) < first_at(time_ms)

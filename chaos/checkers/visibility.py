@@ -94,16 +94,16 @@ class Snapshots(Checker):
             through = ABOVE_ALL if is_end else read.through
             self._waiting.append(_Waiting(read, view, ids, life, through))
 
-    def _look(self, read: Read, view: View, row_id: str, tried: Tried) -> None:
+    def _look(self, read: Read, view: View, message_id: str, tried: Tried) -> None:
         pointer, call = tried.pointer, read.call
         if pointer is None or pointer < 0:
             return
         if not view.includes(pointer):
-            detail = spot(row_id, pointer=pointer, reader=call.process)
+            detail = spot(message_id, pointer=pointer, reader=call.process)
             self.found.add("dirty_read", detail, call.ended)
         fate = self.topic.fates.of(pointer)
         if fate.is_undone and fate.undone < call.invoked and not view.is_own(pointer):
-            detail = spot(row_id, pointer=pointer, undone_at=fate.undone, reader=call.process)
+            detail = spot(message_id, pointer=pointer, undone_at=fate.undone, reader=call.process)
             self.found.add("half_transaction", detail, call.ended)
 
     @override
@@ -116,36 +116,38 @@ class Snapshots(Checker):
     def _judge(self, waiting: _Waiting, log: TopicLife) -> None:
         read, view = waiting.read, waiting.view
         known = [log.shown[kind].between(read.after, waiting.through) for kind in (INLINE, STORED)]
-        for row_id, shown in merge(*known):
+        for message_id, shown in merge(*known):
             tried = self.topic.of_payload(shown.payload)
             pointer = None if tried is None else tried.pointer
-            if self._may_be_gone(read, log, row_id, tried):
+            if self._may_be_gone(read, log, message_id, tried):
                 continue
             if view.includes(pointer):
-                self._must_show(waiting, row_id, pointer)
+                self._must_show(waiting, message_id, pointer)
             elif pointer is not None and not view.is_invalid(pointer):
-                self._ends_here(waiting, row_id, pointer)
+                self._ends_here(waiting, message_id, pointer)
                 return
 
-    def _must_show(self, waiting: _Waiting, row_id: str, pointer: int | None) -> None:
-        call, is_shown = waiting.read.call, row_id in waiting.ids
+    def _must_show(self, waiting: _Waiting, message_id: str, pointer: int | None) -> None:
+        call, is_shown = waiting.read.call, message_id in waiting.ids
         if call.process == "final" and pointer is not None and pointer >= 0:
             self.topic.fates.count(pointer, is_seen=is_shown)
         if not is_shown:
-            detail = spot(row_id, pointer=pointer, reader=call.process)
+            detail = spot(message_id, pointer=pointer, reader=call.process)
             self.found.add("lost_visible", detail, call.ended)
 
-    def _ends_here(self, waiting: _Waiting, row_id: str, pointer: int) -> None:
-        behind = sorted(other for other in waiting.ids if other > row_id)
+    def _ends_here(self, waiting: _Waiting, message_id: str, pointer: int) -> None:
+        behind = sorted(other for other in waiting.ids if other > message_id)
         if behind:
             detail = spot(
-                behind[0], behind=row_id, pointer=pointer, open_to=waiting.read.call.process
+                behind[0], behind=message_id, pointer=pointer, open_to=waiting.read.call.process
             )
             self.found.add("dirty_read", detail, waiting.read.call.ended)
 
-    def _may_be_gone(self, read: Read, log: TopicLife, row_id: str, tried: Tried | None) -> bool:
+    def _may_be_gone(
+        self, read: Read, log: TopicLife, message_id: str, tried: Tried | None
+    ) -> bool:
         """True if a row may be missing for another reason than its pointer."""
-        if row_id < log.floor:
+        if message_id < log.floor:
             return True
         if tried is None:
             return False
@@ -154,7 +156,7 @@ class Snapshots(Checker):
             return True
         undone = self.topic.undone.get(tried.pointer or 0, {})
         asked_in_time = (place for place in undone if place < (read.call.ended or place + 1))
-        return any(undone[place].concerns(row_id) for place in asked_in_time)
+        return any(undone[place].concerns(message_id) for place in asked_in_time)
 
 
 class WholeAtTheEnd(Checker):

@@ -40,22 +40,22 @@ def test_log_keys_sort_as_their_parts(one: tuple[int, int], two: tuple[int, int]
 
 @given(parts)
 def test_row_before_and_row_after_are_inverse(part: tuple[int, int]) -> None:
-    row = log_key(*part)
-    if row > LOG_KEY_MIN:
-        assert log_key_after(log_key_before(row)) == row
-    if row < LOG_KEY_MAX:
-        assert log_key_before(log_key_after(row)) == row
+    key = log_key(*part)
+    if key > LOG_KEY_MIN:
+        assert log_key_after(log_key_before(key)) == key
+    if key < LOG_KEY_MAX:
+        assert log_key_before(log_key_after(key)) == key
 
 
 @given(parts, parts)
 def test_no_message_id_is_between_one_and_the_id_after_it(
     part: tuple[int, int], payload_part: tuple[int, int]
 ) -> None:
-    row, payload_log_key = log_key(*part), log_key(*payload_part)
-    if payload_log_key < LOG_KEY_MAX:
-        assert id_after(row + payload_log_key) == row + log_key_after(payload_log_key)
-    elif row < LOG_KEY_MAX:
-        assert id_after(row + payload_log_key) == log_key_after(row) + LOG_KEY_MIN
+    key, payload_key = log_key(*part), log_key(*payload_part)
+    if payload_key < LOG_KEY_MAX:
+        assert id_after(key + payload_key) == key + log_key_after(payload_key)
+    elif key < LOG_KEY_MAX:
+        assert id_after(key + payload_key) == log_key_after(key) + LOG_KEY_MIN
 
 
 def test_the_lowest_and_the_highest_id_have_no_neighbours_beyond() -> None:

@@ -36,7 +36,7 @@ _CLOSED: Final = (RootState.SEALED, RootState.PUBLISHED)
 
 
 class _KeptReference(NamedTuple):
-    row: LogKey
+    key: LogKey
     messages: int
 
 
@@ -78,9 +78,9 @@ class PayloadsMend:
         if not known:
             gone = Root(self._generation, RootState.DROPPED, dropped_ms=self._now_ms)
             self._database.change({root_key: roots.encode(gone)})
-            row = LOG_KEY_MIN if reference is None else reference.row
+            key = LOG_KEY_MIN if reference is None else reference.key
             topic = self._topic[:-1].decode()
-            yield f"{topic}: the messages from {row.hex()} to {row.hex()}"
+            yield f"{topic}: the messages from {key.hex()} to {key.hex()}"
             return
         prefix = self._pages_prefix + number
         last = self._database.get(head_key(Space.PAYLOADS, prefix + max(known)))
@@ -102,7 +102,7 @@ class PayloadsMend:
         state = RootState.SEALED if is_closed else RootState.OPEN
         made = root or Root(self._generation, state, tail.head.epoch)
         if reference is not None:
-            made = made._replace(state=RootState.PUBLISHED, reference=reference.row)
+            made = made._replace(state=RootState.PUBLISHED, reference=reference.key)
         elif made.state is RootState.PUBLISHED and made.reference >= floor:
             made = made._replace(state=RootState.SEALED, reference=LOG_KEY_MIN)
         page = made.page if made.page in keys else tail.key

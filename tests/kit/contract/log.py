@@ -383,7 +383,7 @@ class ReadContract(LogSuite):
     """Readers: bounds, limits, both directions."""
 
     @pytest.fixture
-    async def rows(self, bench: Bench, hold: LogHold) -> list[LogKey]:
+    async def ids(self, bench: Bench, hold: LogHold) -> list[LogKey]:
         """Give 22 messages in 10 entries and three pages."""
         sizes = (1, 3, 2, 1, 4, 1, 2, 3, 1, 4)
         kept = []
@@ -393,43 +393,43 @@ class ReadContract(LogSuite):
         await hold.settled()
         return kept
 
-    async def test_every_pair_of_bounds(self, bench: Bench, rows: list[LogKey]) -> None:
-        edges = [LOG_KEY_MIN, rows[0], rows[2], rows[3], rows[7], rows[10], rows[-1], LOG_KEY_MAX]
+    async def test_every_pair_of_bounds(self, bench: Bench, ids: list[LogKey]) -> None:
+        edges = [LOG_KEY_MIN, ids[0], ids[2], ids[3], ids[7], ids[10], ids[-1], LOG_KEY_MAX]
         for after in edges:
             for through in edges:
                 found = [row[0] for row in await bench.rows(after, through)]
-                assert found == [row for row in rows if after < row <= through]
+                assert found == [row for row in ids if after < row <= through]
 
     @pytest.mark.parametrize("bytes_max", [1, 60, 200, 1000])
     async def test_limits_anywhere_in_a_page(
-        self, bench: Bench, rows: list[LogKey], bytes_max: int
+        self, bench: Bench, ids: list[LogKey], bytes_max: int
     ) -> None:
         found = [row[0] for row in await bench.rows(bytes_max=bytes_max)]
-        assert found == rows
+        assert found == ids
 
     @pytest.mark.parametrize("limits", [(1, ALL), (2, ALL), (100, 1), (100, 150), (100, ALL)])
     async def test_backwards(
-        self, bench: Bench, rows: list[LogKey], hold: LogHold, limits: tuple[int, int]
+        self, bench: Bench, ids: list[LogKey], hold: LogHold, limits: tuple[int, int]
     ) -> None:
-        await hold.rollback(1, rows[0], rows[-1])
-        await hold.rollback(4, rows[0], rows[-1])
+        await hold.rollback(1, ids[0], ids[-1])
+        await hold.rollback(4, ids[0], ids[-1])
         reader = bench.other.reader(bench.log, LOG_KEY_MIN)
-        assert await backwards(reader, *limits) == rows[::-1]
+        assert await backwards(reader, *limits) == ids[::-1]
 
     async def test_backwards_between_bounds_shows_all_entries_that_touch_them(
-        self, bench: Bench, rows: list[LogKey]
+        self, bench: Bench, ids: list[LogKey]
     ) -> None:
         for after, through in ((3, 15), (0, 1), (10, 21), (5, 5)):
-            reader = bench.other.reader(bench.log, rows[after], rows[through])
+            reader = bench.other.reader(bench.log, ids[after], ids[through])
             found = await backwards(reader, 2)
             assert found == sorted(set(found), reverse=True)
-            wanted = rows[after + 1 : through + 1]
+            wanted = ids[after + 1 : through + 1]
             assert set(wanted) <= set(found)
 
     async def test_a_reader_goes_on_when_the_log_grew(
-        self, bench: Bench, rows: list[LogKey], hold: LogHold
+        self, bench: Bench, ids: list[LogKey], hold: LogHold
     ) -> None:
-        reader = bench.other.reader(bench.log, rows[-1])
+        reader = bench.other.reader(bench.log, ids[-1])
         assert await reader.next(ALL) == []
         assert reader.ended
         more = [row for _ in range(6) for row in await bench.publish(hold)]
@@ -437,12 +437,12 @@ class ReadContract(LogSuite):
         assert [row[0] for row in rows_of(await all_of(reader))] == more
 
     async def test_rolled_back_messages_are_read_with_every_limit(
-        self, bench: Bench, rows: list[LogKey], hold: LogHold
+        self, bench: Bench, ids: list[LogKey], hold: LogHold
     ) -> None:
-        await hold.rollback(1, rows[1], rows[2])
+        await hold.rollback(1, ids[1], ids[2])
         for bytes_max in (1, 150, 300, ALL):
             found = [row[0] for row in await bench.rows(bytes_max=bytes_max) if row[3]]
-            assert found == rows[1:3]
+            assert found == ids[1:3]
 
 
 class LogContract(

@@ -11,9 +11,9 @@ from tests.kit.contract.log_bench import ALL, Bench, LogSuite, all_of, attribute
 SOME = (b"first", b"", b"third")
 
 
-def given(rows: list[LogKey]) -> dict[LogKey, bytes]:
+def given(ids: list[LogKey]) -> dict[LogKey, bytes]:
     """Return the attributes of three messages that were published with SOME."""
-    return {rows[0]: SOME[0], rows[2]: SOME[2]}
+    return {ids[0]: SOME[0], ids[2]: SOME[2]}
 
 
 class AttributesContract(LogSuite):
@@ -41,24 +41,22 @@ class AttributesContract(LogSuite):
         self, bench: Bench, hold: LogHold
     ) -> None:
         attributes = [bytes([number]) * 10_000 for number in range(1, 5)]
-        rows = await bench.publish(hold, 4, attributes=attributes)
+        ids = await bench.publish(hold, 4, attributes=attributes)
         found = await all_of(bench.other.reader(bench.log, LOG_KEY_MIN))
         assert [entry.count for entry in found] == [1] * 4
-        assert attributes_of(found) == dict(zip(rows, attributes, strict=True))
+        assert attributes_of(found) == dict(zip(ids, attributes, strict=True))
 
     async def test_a_rollback_keeps_attributes(self, bench: Bench, hold: LogHold) -> None:
-        rows = await bench.publish(hold, 3, Shared(pointer=7), attributes=SOME)
-        await hold.rollback(7, rows[0], rows[0])
-        assert await bench.hidden() == rows[:1]
-        assert attributes_of(await all_of(bench.other.reader(bench.log, LOG_KEY_MIN))) == given(
-            rows
-        )
+        ids = await bench.publish(hold, 3, Shared(pointer=7), attributes=SOME)
+        await hold.rollback(7, ids[0], ids[0])
+        assert await bench.hidden() == ids[:1]
+        assert attributes_of(await all_of(bench.other.reader(bench.log, LOG_KEY_MIN))) == given(ids)
 
     async def test_payload_logs_keep_attributes(self, bench: Bench, hold: LogHold) -> None:
         payloads = await PayloadLogs(bench.one, "one").open(hold, 7)
-        rows = await bench.publish(payloads, 3, Shared(is_stored=True), attributes=SOME)
+        ids = await bench.publish(payloads, 3, Shared(is_stored=True), attributes=SOME)
         reader = bench.other.reader(bench.log._replace(number=7), LOG_KEY_MIN)
-        assert attributes_of(await reader.next(ALL)) == given(rows)
+        assert attributes_of(await reader.next(ALL)) == given(ids)
 
     async def test_attributes_are_removed_when_their_messages_expire(
         self, bench: Bench, hold: LogHold

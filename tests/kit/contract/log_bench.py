@@ -32,9 +32,9 @@ Row = tuple[LogKey, bytes, int | None, bool]
 """(id, payload, write pointer, whether it was rolled back)."""
 
 
-def payload_of(row: LogKey) -> bytes:
+def payload_of(key: LogKey) -> bytes:
     """Return the payload that ``Bench.publish`` gives a message."""
-    return b"payload of " + row.hex().encode()
+    return b"payload of " + key.hex().encode()
 
 
 @dataclasses.dataclass
@@ -90,7 +90,7 @@ class Bench:
         attributes: Sequence[bytes] = (),
     ) -> list[Entry]:
         """Return messages as entries."""
-        several = payloads or [payload_of(row) for row in ids]
+        several = payloads or [payload_of(key) for key in ids]
         return entries_of(hold.epoch, ids, several, shared, attributes)
 
     async def rows(
@@ -128,10 +128,10 @@ class Bench:
 def rows_of(found: Sequence[Entry]) -> list[Row]:
     """Return messages of entries."""
     return [
-        (row, entry.payload(place), entry.pointer, entry.is_rolled_back(row))
+        (key, entry.payload(place), entry.pointer, entry.is_rolled_back(key))
         for entry in found
         if not entry.is_stub
-        for place, row in enumerate(entry.ids())
+        for place, key in enumerate(entry.ids())
     ]
 
 

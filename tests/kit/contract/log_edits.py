@@ -53,12 +53,12 @@ class RollbackContract(LogSuite):
     async def test_a_rollback_without_messages_changes_the_holders_head(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = await bench.publish(hold, 2, Shared(pointer=7))
+        ids = await bench.publish(hold, 2, Shared(pointer=7))
         before = hold.head
-        await hold.rollback(8, rows[0], rows[-1])
+        await hold.rollback(8, ids[0], ids[-1])
         assert await bench.hidden() == []
         assert hold.head.edits == before.edits + 1
-        await hold.rollback(7, log_key_after(rows[-1]), LOG_KEY_MAX)
+        await hold.rollback(7, log_key_after(ids[-1]), LOG_KEY_MAX)
         assert hold.head.edits == before.edits + 2
 
     async def test_a_rollback_without_messages_fails_for_a_fenced_holder(
@@ -66,18 +66,18 @@ class RollbackContract(LogSuite):
     ) -> None:
         await bench.publish(hold)
         second = await bench.claim(bench.other, "other")
-        rows = await bench.publish(second, 1, Shared(pointer=7))
+        ids = await bench.publish(second, 1, Shared(pointer=7))
         with pytest.raises(BrokerError):
-            await hold.rollback(7, rows[0], rows[0])
+            await hold.rollback(7, ids[0], ids[0])
         assert hold.done
 
     async def test_a_repeated_rollback_has_the_effect_of_one(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = await bench.publish(hold, 3, Shared(pointer=7))
+        ids = await bench.publish(hold, 3, Shared(pointer=7))
         for _ in range(3):
-            await hold.rollback(7, rows[0], rows[1])
-        assert await bench.hidden() == rows[:2]
+            await hold.rollback(7, ids[0], ids[1])
+        assert await bench.hidden() == ids[:2]
 
     async def test_concurrent_rollbacks_on_one_sealed_page_all_count(
         self, bench: Bench, hold: LogHold
@@ -96,17 +96,17 @@ class RollbackContract(LogSuite):
             mine += await bench.publish(hold, 1, Shared(pointer=7))
 
         async def publishes() -> list[LogKey]:
-            return [row for _ in range(10) for row in await bench.publish(hold)]
+            return [key for _ in range(10) for key in await bench.publish(hold)]
 
         more, _ = await asyncio.gather(publishes(), hold.rollback(7, mine[0], mine[-1]))
         assert await bench.read() == mine + more
         assert await bench.hidden() == mine
 
     async def test_a_rollback_below_the_floor_is_a_no_op(self, bench: Bench, hold: LogHold) -> None:
-        rows = await bench.publish(hold, 2, Shared(pointer=7))
-        await sweep.raise_floor(hold, log_key_after(rows[-1]))
+        ids = await bench.publish(hold, 2, Shared(pointer=7))
+        await sweep.raise_floor(hold, log_key_after(ids[-1]))
         assert hold.root.floor == hold.page
-        await hold.rollback(7, rows[0], rows[-1])
+        await hold.rollback(7, ids[0], ids[-1])
         assert await bench.read() == []
 
 
@@ -116,10 +116,10 @@ class MarkContract(LogSuite):
     async def test_a_mark_is_found_before_and_after_its_row_is_put(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = await bench.publish(hold, 2, key=KEY)
-        mark = Mark(1, KEY, rows[0], rows[-1], BODY)
+        ids = await bench.publish(hold, 2, key=KEY)
+        mark = Mark(1, KEY, ids[0], ids[-1], BODY)
         assert await hold.marks.find(1, KEY) == [mark]
-        assert hold.head.marked < rows[0]
+        assert hold.head.marked < ids[0]
         await hold.marks.flush()
         assert await hold.marks.find(1, KEY) == [mark]
         assert await hold.marks.find(2, KEY) == []
@@ -130,47 +130,47 @@ class MarkContract(LogSuite):
     async def test_a_claim_puts_the_marks_that_were_not_put(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = [row for n in range(7) for row in await bench.publish(hold, key=b"%016d" % n)]
+        ids = [key for n in range(7) for key in await bench.publish(hold, key=b"%016d" % n)]
         second = await bench.claim(bench.other, "other")
-        assert second.head.marked < rows[0]
-        for number, row in enumerate(rows):
-            assert [m.first for m in await second.marks.find(1, b"%016d" % number)] == [row]
+        assert second.head.marked < ids[0]
+        for number, key in enumerate(ids):
+            assert [m.first for m in await second.marks.find(1, b"%016d" % number)] == [key]
         await second.marks.flush()
         last = await bench.publish(second)
         assert second.head.marked == last[-1]
         third = await bench.claim()
-        for number, row in enumerate(rows):
-            assert [m.first for m in await third.marks.find(1, b"%016d" % number)] == [row]
+        for number, key in enumerate(ids):
+            assert [m.first for m in await third.marks.find(1, b"%016d" % number)] == [key]
 
     async def test_all_marks_of_a_key_are_found_the_oldest_first(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = await bench.publish(hold, key=KEY)
+        ids = await bench.publish(hold, key=KEY)
         await hold.marks.flush()
-        rows += await bench.publish(hold, key=KEY)
-        rows += await bench.publish(hold, key=KEY)
-        assert [mark.first for mark in await hold.marks.find(1, KEY)] == rows
+        ids += await bench.publish(hold, key=KEY)
+        ids += await bench.publish(hold, key=KEY)
+        assert [mark.first for mark in await hold.marks.find(1, KEY)] == ids
 
     async def test_the_floor_waits_for_the_marks_below_it(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = [row for n in range(5) for row in await bench.publish(hold, key=b"%016d" % n)]
-        await sweep.raise_floor(hold, log_key_after(rows[-1]))
+        ids = [key for n in range(5) for key in await bench.publish(hold, key=b"%016d" % n)]
+        await sweep.raise_floor(hold, log_key_after(ids[-1]))
         await bench.clear(hold)
         second = await bench.claim(bench.other, "other")
-        for number, row in enumerate(rows):
-            assert [m.first for m in await second.marks.find(1, b"%016d" % number)] == [row]
+        for number, key in enumerate(ids):
+            assert [m.first for m in await second.marks.find(1, b"%016d" % number)] == [key]
 
     async def test_marks_are_swept_after_their_window_and_not_above_marked(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = [row for n in range(6) for row in await bench.publish(hold, key=b"%016d" % n)]
+        ids = [key for n in range(6) for key in await bench.publish(hold, key=b"%016d" % n)]
         await hold.marks.flush()
         after: bytes | None = b""
         went = 0
         while after is not None:
             some, after = await sweep_marks(
-                bench.one.resolver, bench.log, rows[3], MarksBefore(rows[5], rows[5]), after, 2
+                bench.one.resolver, bench.log, ids[3], MarksBefore(ids[5], ids[5]), after, 2
             )
             went += some
         assert went == 4
@@ -180,11 +180,11 @@ class MarkContract(LogSuite):
     async def test_marks_of_a_payload_log_are_its_own(self, bench: Bench, hold: LogHold) -> None:
         payloads = PayloadLogs(bench.one, "one")
         part = await payloads.open(hold, 12)
-        rows = await bench.publish(part, 1, Shared(is_stored=True), key=KEY)
-        assert [mark.first for mark in await part.marks.find(1, KEY)] == rows
+        ids = await bench.publish(part, 1, Shared(is_stored=True), key=KEY)
+        assert [mark.first for mark in await part.marks.find(1, KEY)] == ids
         assert await hold.marks.find(1, KEY) == []
         again = await payloads.open(hold, 12)
-        assert [mark.first for mark in await again.marks.find(1, KEY)] == rows
+        assert [mark.first for mark in await again.marks.find(1, KEY)] == ids
 
 
 class FloorContract(LogSuite):
@@ -193,45 +193,45 @@ class FloorContract(LogSuite):
     @pytest.fixture
     async def ten(self, bench: Bench, hold: LogHold) -> list[LogKey]:
         """Give ten messages in three pages."""
-        rows = [row for _ in range(10) for row in await bench.publish(hold)]
+        ids = [key for _ in range(10) for key in await bench.publish(hold)]
         await hold.settled()
-        return rows
+        return ids
 
     async def test_the_floor_is_the_start_of_the_page_with_the_bound(
         self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
-        rows = ten
-        await sweep.raise_floor(hold, rows[2])
+        ids = ten
+        await sweep.raise_floor(hold, ids[2])
         assert hold.root.floor == LOG_KEY_MIN
-        await sweep.raise_floor(hold, rows[6])
-        assert hold.root.floor == log_key_after(rows[3])
-        assert await bench.read() == rows[4:]
+        await sweep.raise_floor(hold, ids[6])
+        assert hold.root.floor == log_key_after(ids[3])
+        assert await bench.read() == ids[4:]
         reader = bench.other.reader(bench.log, LOG_KEY_MIN)
-        assert await backwards(reader, 2) == rows[4:][::-1]
-        await sweep.raise_floor(hold, rows[1])
-        await hold.raise_floor(log_key_after(rows[3]))
-        assert hold.root.floor == log_key_after(rows[3])
+        assert await backwards(reader, 2) == ids[4:][::-1]
+        await sweep.raise_floor(hold, ids[1])
+        await hold.raise_floor(log_key_after(ids[3]))
+        assert hold.root.floor == log_key_after(ids[3])
 
     async def test_clearing_removes_pages_in_slices(
         self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
-        rows = ten
+        ids = ten
         assert await bench.clear(hold) == 0
-        await sweep.raise_floor(hold, rows[-1])
+        await sweep.raise_floor(hold, ids[-1])
         assert await bench.clear(hold, 1) == 8
         assert hold.root.gone == hold.root.floor
-        assert await bench.read() == rows[8:]
+        assert await bench.read() == ids[8:]
         assert await bench.clear(hold) == 0
         second = await bench.claim(bench.other, "other")
-        rows += await bench.publish(second)
-        assert await bench.read() == rows[8:]
+        ids += await bench.publish(second)
+        assert await bench.read() == ids[8:]
 
     async def test_a_tail_that_expired_is_sealed_first(
         self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
-        rows = ten
-        await sweep.raise_floor(hold, log_key_after(rows[-1]))
-        assert hold.root.floor == hold.page == log_key_after(rows[-1])
+        ids = ten
+        await sweep.raise_floor(hold, log_key_after(ids[-1]))
+        assert hold.root.floor == hold.page == log_key_after(ids[-1])
         assert await bench.clear(hold) == 10
         assert await bench.read() == []
         page = hold.page
@@ -245,8 +245,8 @@ class FloorContract(LogSuite):
     async def test_messages_published_meanwhile_stay_above_the_floor(
         self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
-        rows = ten
-        bound = log_key_after(rows[-1])
+        ids = ten
+        bound = log_key_after(ids[-1])
         more: list[LogKey] = []
 
         async def publishes() -> None:
@@ -262,20 +262,20 @@ class FloorContract(LogSuite):
     async def test_concurrent_changes_never_lower_the_floor(
         self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
-        rows = ten
+        ids = ten
         await bench.publish(hold, key=KEY)
         await asyncio.gather(
-            hold.raise_floor(log_key_after(rows[7])), hold.raise_floor(log_key_after(rows[3]))
+            hold.raise_floor(log_key_after(ids[7])), hold.raise_floor(log_key_after(ids[3]))
         )
-        assert hold.root.floor == log_key_after(rows[7])
+        assert hold.root.floor == log_key_after(ids[7])
 
     async def test_a_removed_page_is_not_made_again(
         self, bench: Bench, hold: LogHold, ten: list[LogKey]
     ) -> None:
-        rows = ten
-        await sweep.raise_floor(hold, rows[-1])
+        ids = ten
+        await sweep.raise_floor(hold, ids[-1])
         await bench.clear(hold)
-        assert await bench.read() == rows[8:]
+        assert await bench.read() == ids[8:]
         head, turned = await sweep.turn_gone(bench.one.resolver, bench.log, LOG_KEY_MIN)
         assert head is not None
         assert (head.state, turned) == (PageState.GONE, False)

@@ -77,12 +77,12 @@ class GenerationContract(LogSuite):
     async def test_the_next_generation_is_empty_and_its_ids_are_higher(
         self, bench: Bench, hold: LogHold
     ) -> None:
-        rows = await bench.publish(hold, 3, Shared(pointer=3), key=KEY)
+        ids = await bench.publish(hold, 3, Shared(pointer=3), key=KEY)
         await bench.one.delete(bench.log, "one")
         bench.generation = 2
         again = await bench.claim(bench.other, "other")
         assert again.epoch == 3
-        assert (again.page, again.pointer) == (log_key_after(rows[-1]), rows[-1])
+        assert (again.page, again.pointer) == (log_key_after(ids[-1]), ids[-1])
         assert (again.root.floor, again.root.gone) == (again.page, again.page)
         assert await again.marks.find(1, KEY) == []
         assert await bench.read() == []
@@ -99,15 +99,15 @@ class GenerationContract(LogSuite):
             await bench.one.claim(old, "one")
         with pytest.raises(StaleGeneration):
             await bench.one.delete(old, "one")
-        rows = await bench.publish(hold)
-        assert await bench.read() == rows
+        ids = await bench.publish(hold)
+        assert await bench.read() == ids
 
     async def test_clearing_a_dead_generation_keeps_the_live_one(self, bench: Bench) -> None:
-        rows: list[LogKey] = []
+        ids: list[LogKey] = []
         for generation in (1, 2, 3):
             bench.generation = generation
             hold = await bench.claim()
-            rows = [row for _ in range(9) for row in await bench.publish(hold)]
+            ids = [key for _ in range(9) for key in await bench.publish(hold)]
             if generation < 3:
                 await bench.one.delete(bench.log, "one")
         went = 0
@@ -119,7 +119,7 @@ class GenerationContract(LogSuite):
                 )
                 went += some
         assert went == 18
-        assert await bench.read() == rows
+        assert await bench.read() == ids
         head, turned = await sweep.turn_gone(bench.one.resolver, LogId(bench.topic, 1), LOG_KEY_MIN)
         assert head is not None
         assert not turned
@@ -146,7 +146,7 @@ class PayloadContract(LogSuite):
         assert (sealed.root.state, sealed.root.at) == (RootState.SEALED, before[-1])
         assert (sealed.tail.state, sealed.tail.total) == (PageState.CLOSED, 12)
         assert [row[:2] for row in await bench.rows(log=part.log)] == [
-            (row, payload_of(row)) for row in stored
+            (key, payload_of(key)) for key in stored
         ]
         reader = bench.other.reader(part.log, LOG_KEY_MIN)
         while not reader.ended:
@@ -217,9 +217,9 @@ class PayloadContract(LogSuite):
     ) -> None:
         table = HookedTable(bench.table)
         first = await PayloadLogs(Logs(table, SystemClock(), bounds=SMALL), "one").open(hold, 7)
-        rows = await bench.publish(first, 3, Shared(is_stored=True))
+        ids = await bench.publish(first, 3, Shared(is_stored=True))
         again = await payloads.open(hold, 7)
-        assert (again.pointer, again.epoch) == (rows[-1], first.epoch)
+        assert (again.pointer, again.epoch) == (ids[-1], first.epoch)
         # Another hold of the same epoch wrote the head, so this change is not made.
         gate = Gate()
         table.on("append", gate.after)
@@ -229,8 +229,8 @@ class PayloadContract(LogSuite):
         with pytest.raises(asyncio.CancelledError):
             await storing
         assert first.done
-        rows += await bench.publish(again, 1, Shared(is_stored=True))
-        assert await bench.read(again.log) == rows
+        ids += await bench.publish(again, 1, Shared(is_stored=True))
+        assert await bench.read(again.log) == ids
 
     async def test_logs_are_listed_with_their_roots(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs
@@ -248,7 +248,7 @@ class PayloadContract(LogSuite):
         kept = await payloads.open(hold, 8)
         for _ in range(6):
             await bench.publish(part, 2, Shared(is_stored=True))
-        rows = await bench.publish(kept, 1, Shared(is_stored=True))
+        ids = await bench.publish(kept, 1, Shared(is_stored=True))
         await payloads.seal(hold, 7)
         assert await payloads.empty(part.log) == 0
         await payloads.drop(hold, 7, 1234)
@@ -262,7 +262,7 @@ class PayloadContract(LogSuite):
             await payloads.open(hold, 7)
         await payloads.forget(part.log)
         assert await payloads.root(part.log) is None
-        assert await bench.read(kept.log) == rows
+        assert await bench.read(kept.log) == ids
 
     async def test_logs_of_dead_generations_are_listed(
         self, bench: Bench, hold: LogHold, payloads: PayloadLogs

@@ -283,12 +283,12 @@ class World:
         pages = self._table.chain(LogId(TOPIC, root.generation))
         have = [m.id for m in lead.cache]
         want = [
-            row
+            key
             for page in pages
             if page.key >= root.floor
             for entry in page.entries
             if not entry.is_stub
-            for row in entry.ids()
+            for key in entry.ids()
         ]
         if have != want:
             self.ghost.bad("a node alone does not have the whole log", len(have), len(want))

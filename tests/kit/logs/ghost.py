@@ -53,9 +53,9 @@ class Rolled(NamedTuple):
     ids: frozenset[LogKey]
     """Messages of its range that were acknowledged before it began."""
 
-    def covers(self, generation: int, pointer: int | None, row: LogKey) -> bool:
+    def covers(self, generation: int, pointer: int | None, key: LogKey) -> bool:
         """Return whether it covers a message."""
-        return (generation, pointer) == self[:2] and row in self.ids
+        return (generation, pointer) == self[:2] and key in self.ids
 
 
 class Start(NamedTuple):
@@ -262,7 +262,7 @@ class Ghost:
         by_id = {message.id: message for message in messages}
         stubs = [message for message in messages if message.label is None]
         for stub in stubs:
-            of_stub = (row for row in got if stub.entry.first <= row <= stub.entry.last)
+            of_stub = (key for key in got if stub.entry.first <= key <= stub.entry.last)
             by_id.update(dict.fromkeys(of_stub, stub))
         for shown in answer.shown:
             there = by_id.get(shown.id)

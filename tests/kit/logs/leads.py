@@ -96,9 +96,9 @@ class Lead:
             if entry.is_stub:
                 continue
             for place in range(entry.count):
-                row = entry.id(place)
+                key = entry.id(place)
                 label = entry.payload(place).decode()
-                self.cache.append(Cached(row, label, entry.pointer, entry.is_rolled_back(row)))
+                self.cache.append(Cached(key, label, entry.pointer, entry.is_rolled_back(key)))
 
 
 class Part:

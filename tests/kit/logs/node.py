@@ -157,9 +157,9 @@ class Node:
         epoch = hold.epoch
         await hold.append(added, messages=len(request.labels), payload_bytes=0)
         lead.take(added)
-        ids = [row for entry in added for row in entry.ids()]
-        for label, row in zip(request.labels, ids, strict=True):
-            ghost.acked.append(Acked(label, row, hold.log.generation, epoch))
+        ids = [key for entry in added for key in entry.ids()]
+        for label, at in zip(request.labels, ids, strict=True):
+            ghost.acked.append(Acked(label, at, hold.log.generation, epoch))
 
     def _entries(
         self, ids: LogKeys, hold: LogHold, labels: Sequence[str], shared: Shared = PLAIN
@@ -243,7 +243,7 @@ class Node:
             for m in lead.cache
         ]
         generation = lead.hold.log.generation
-        ids = frozenset(row for of, row in begun if of == generation)
+        ids = frozenset(key for of, key in begun if of == generation)
         self._ghost.rolled.append(Rolled(generation, pointer, ids))
 
     async def hand_off(self) -> None:
@@ -370,9 +370,9 @@ class Node:
             epoch = lead.hold.epoch
             await self._guarded(lead, append)
             lead.take(added)
-            row = added[0].first
-        self._ghost.acked.append(Acked(label, row, lead.hold.log.generation, epoch))
-        await self.payload_logs.mark_published(lead.hold, number, row)
+            key = added[0].first
+        self._ghost.acked.append(Acked(label, key, lead.hold.log.generation, epoch))
+        await self.payload_logs.mark_published(lead.hold, number, key)
 
     async def find_reference(self, lead: Lead, number: int, at: LogKey) -> LogKey | None:
         """Search for a reference behind ``at``. Raises OutcomeUnknown."""
@@ -439,9 +439,9 @@ def _shown(found: Sequence[Entry], low: LogKey, *, backwards: bool) -> list[Show
         if entry.is_stub:
             continue
         some = [
-            Shown(row, entry.payload(place).decode(), entry.is_rolled_back(row))
-            for place, row in enumerate(entry.ids())
-            if row >= low
+            Shown(key, entry.payload(place).decode(), entry.is_rolled_back(key))
+            for place, key in enumerate(entry.ids())
+            if key >= low
         ]
         out += some[::-1] if backwards else some
     return out

@@ -88,7 +88,7 @@ async def test_a_long_range_comes_in_many_batches(
 ) -> None:
     monkeypatch.setattr(bulk, "THREAD_BYTES_MIN", thread_bytes_min)
     for module in (topics, streams):
-        monkeypatch.setattr(module, "ROWS_BYTES", 5000)
+        monkeypatch.setattr(module, "BULK_BYTES", 5000)
     payloads = [b"%d" % number * (number % 7) for number in range(5000)]
     await publish(broker, *payloads)
     _, latest = await ids(broker)
@@ -157,8 +157,8 @@ async def take_all(content: aiohttp.StreamReader, received: bytearray) -> None:
 async def test_a_reply_that_fails_halfway_is_cut_off(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "ROWS_BYTES", 1000)
-    monkeypatch.setattr(topics, "ROWS_BYTES", 1000)
+    monkeypatch.setattr(streams, "BULK_BYTES", 1000)
+    monkeypatch.setattr(topics, "BULK_BYTES", 1000)
     await publish(broker, *[bytes(100)] * 100)
     _, latest = await ids(broker)
     real, calls = TopicState.next_page, iter(range(100))
@@ -183,7 +183,7 @@ async def test_a_client_reads_on_where_a_reply_was_cut_off(
 ) -> None:
     """Also among the messages of a reference, which all have the row of the reference."""
     for module in (topics, streams):
-        monkeypatch.setattr(module, "ROWS_BYTES", 2000)
+        monkeypatch.setattr(module, "BULK_BYTES", 2000)
     pointer = broker.clock.now_ms() * 1_000_000
     payloads = [b"%d" % number * 20 for number in range(300)]
     await publish(broker, *payloads[:100])

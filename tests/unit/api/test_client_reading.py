@@ -39,7 +39,7 @@ async def client(broker: Broker, http: Http) -> AsyncIterator[Client]:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (topics, streams):
-        monkeypatch.setattr(module, "ROWS_BYTES", 300)
+        monkeypatch.setattr(module, "BULK_BYTES", 300)
     monkeypatch.setattr(range_read, "PAGE_MESSAGES_MAX", 3)
 
 

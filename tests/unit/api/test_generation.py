@@ -59,9 +59,9 @@ async def test_a_bulk_read_never_goes_on_in_the_next_generation(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (topics, streams):
-        monkeypatch.setattr(module, "ROWS_BYTES", 100)
+        monkeypatch.setattr(module, "BULK_BYTES", 100)
     _, last = await publish(broker, *[b"old %d" % number * 10 for number in range(40)])
-    rows = await broker.topics.rows(TOPIC, None, bytes.fromhex(last))
+    rows = await broker.topics.bulk(TOPIC, None, bytes.fromhex(last))
     await rows.next()
     await recreate(broker, b"new")
     with pytest.raises(TopicRecreated, match=BOTH):
@@ -294,7 +294,7 @@ async def test_batches_of_records_are_of_one_generation(
     broker: Broker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (topics, streams):
-        monkeypatch.setattr(module, "ROWS_BYTES", 60)
+        monkeypatch.setattr(module, "BULK_BYTES", 60)
     through = (await client.range(TOPIC)).latest
     batches = client.read_arrow(TOPIC, through=through)
     values = (await anext(batches)).column("value").to_pylist()

@@ -185,8 +185,8 @@ async def test_a_write_that_was_perhaps_sent_is_not_reported_as_refused(bench):
     await bench.publish(hold)
     bench.table.on("instead of", has_entries, no_answer)
     bench.table.on("instead of", has_entries, busy)
-    rows = await bench.publish(hold)
-    assert (await bench.read())[-1:] == rows
+    ids = await bench.publish(hold)
+    assert (await bench.read())[-1:] == ids
 
 
 async def test_after_a_write_that_was_not_sent_the_hold_goes_on(bench):
@@ -194,8 +194,8 @@ async def test_after_a_write_that_was_not_sent_the_hold_goes_on(bench):
     bench.table.on("instead of", has_entries, not_sent)
     with pytest.raises(Unavailable):
         await bench.publish(hold)
-    rows = await bench.publish(hold)
-    assert await bench.read() == rows
+    ids = await bench.publish(hold)
+    assert await bench.read() == ids
 
 
 async def test_a_failed_roll_after_a_seal_ends_the_hold(bench):
@@ -249,13 +249,13 @@ async def test_a_rollback_passes_over_a_page_that_is_cleared_meanwhile(bench, mo
 
 async def test_a_hold_without_tokens_ends_and_the_next_claim_goes_on(bench, monkeypatch):
     hold = await bench.claim()
-    rows = await bench.publish(hold)
+    ids = await bench.publish(hold)
     monkeypatch.setattr(resolve, "TOKENS_MAX", 2)
     with pytest.raises(Fenced):
         await bench.publish(hold)
     monkeypatch.undo()
-    rows += await bench.publish(await bench.claim())
-    assert await bench.read() == rows
+    ids += await bench.publish(await bench.claim())
+    assert await bench.read() == ids
 
 
 @pytest.mark.slow

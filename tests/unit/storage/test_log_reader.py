@@ -52,10 +52,10 @@ class Stale(MemoryTable):
         self.old_columns: list[list[bytes] | None] = []
 
     @override
-    async def get(self, space: Any, row: bytes, columns: Any) -> Any:
-        if columns == (HEAD,) and row == page_key(LOG, LOG_KEY_MIN) and self.old_heads:
+    async def get(self, space: Any, key: bytes, columns: Any) -> Any:
+        if columns == (HEAD,) and key == page_key(LOG, LOG_KEY_MIN) and self.old_heads:
             return self.old_heads.pop(0)
-        return await super().get(space, row, columns)
+        return await super().get(space, key, columns)
 
     @override
     async def columns(self, *arguments: Any) -> list[bytes]:
@@ -68,11 +68,11 @@ async def published(table: Stale, cells_max: int) -> tuple[Logs, list[bytes]]:
     logs = Logs(table, SystemClock(), bounds=PageBounds(cells_max=cells_max))
     hold = await logs.claim(LOG, "node")
     page = page_key(LOG, LOG_KEY_MIN)
-    rows = [log_key(ms, 0) for ms in (1, 2, 3)]
-    for row in rows:
-        await hold.append(entries_of(hold.epoch, [row], [b"m"]), messages=1, payload_bytes=1)
+    ids = [log_key(ms, 0) for ms in (1, 2, 3)]
+    for key in ids:
+        await hold.append(entries_of(hold.epoch, [key], [b"m"]), messages=1, payload_bytes=1)
         await hold.settled()
-        if row == rows[0]:
+        if key == ids[0]:
             head = await table.get(Space.MESSAGES, page, (HEAD,))
             columns = await table.columns(Space.MESSAGES, page, b"\0", b"\xff")
             old = [column for column in columns if column != HEAD]

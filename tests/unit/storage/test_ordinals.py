@@ -65,9 +65,9 @@ class Filled:
             pass
         self.gone = sum(each < self.hold.root.floor for each in self.ids)
 
-    def count(self, row: LogKey) -> int:
+    def count(self, key: LogKey) -> int:
         """Return how many messages were published up to an id, by a full count."""
-        return sum(self.weights[: max(bisect_right(self.ids, row), self.gone)])
+        return sum(self.weights[: max(bisect_right(self.ids, key), self.gone)])
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ async def test_the_number_of_each_id_equals_a_full_count(log: Filled) -> None:
             continue
         assert numbering.tail == max(log.ids[-1], numbering.floor)
         assert numbering.all.messages == sum(log.weights)
-        for row in [LOG_KEY_MIN, LOG_KEY_MAX, *log.chance.sample(log.ids, min(40, len(log.ids)))]:
-            assert (await numbering.count(row)).messages == log.count(row)
-            between = log_key(int.from_bytes(row[:8], "big", signed=True), 500)
+        for key in [LOG_KEY_MIN, LOG_KEY_MAX, *log.chance.sample(log.ids, min(40, len(log.ids)))]:
+            assert (await numbering.count(key)).messages == log.count(key)
+            between = log_key(int.from_bytes(key[:8], "big", signed=True), 500)
             assert (await numbering.count(between)).messages == log.count(between)
 
 
@@ -109,8 +109,8 @@ async def test_the_only_page_counts_also_after_it_was_swept(log: Filled) -> None
     assert log.gone == len(log.ids), "every message was swept while its page was the only one"
     await log.grow(1)
     await numbering.refresh()
-    for row in [LOG_KEY_MIN, numbering.floor, *log.ids]:
-        assert (await numbering.count(row)).messages == log.count(row)
+    for key in [LOG_KEY_MIN, numbering.floor, *log.ids]:
+        assert (await numbering.count(key)).messages == log.count(key)
 
 
 @pytest.mark.slow
@@ -121,10 +121,10 @@ async def test_the_last_id_up_to_a_number_is_found(log: Filled) -> None:
     await numbering.refresh()
     all_messages = sum(log.weights)
     for most in [0, all_messages, *(log.chance.randrange(all_messages) for _ in range(60))]:
-        row = await numbering.seek(LogCount(most, MANY))
+        key = await numbering.seek(LogCount(most, MANY))
         held = [log.count(each) for each in log.ids[log.gone :]]
         fitting = bisect_right(held, most)
-        assert row == (log.ids[log.gone + fitting - 1] if fitting else numbering.floor), most
+        assert key == (log.ids[log.gone + fitting - 1] if fitting else numbering.floor), most
 
 
 async def test_a_limit_of_bytes_is_kept(log: Filled) -> None:
@@ -133,8 +133,8 @@ async def test_a_limit_of_bytes_is_kept(log: Filled) -> None:
     await numbering.refresh()
     assert numbering.all.bytes == len(PAYLOAD) * sum(weight == 1 for weight in log.weights)
     for most in (0, 10_000, 100_000, numbering.all.bytes // 2):
-        row = await numbering.seek(LogCount(MANY, most))
-        there = log.ids[: bisect_right(log.ids, row)]
+        key = await numbering.seek(LogCount(MANY, most))
+        there = log.ids[: bisect_right(log.ids, key)]
         size = len(PAYLOAD) * sum(log.weights[place] == 1 for place in range(len(there)))
         assert most * 0.9 - len(PAYLOAD) <= size <= most * 1.1
 
@@ -161,10 +161,10 @@ async def test_heads_are_read_once_and_entries_only_at_the_edges(log: Filled) ->
     calls.clear()
     await numbering.refresh()
     assert calls == ["get", "get"], "the root and the head of the tail"
-    row = log.ids[len(log.ids) // 2]
-    await numbering.count(row)
+    key = log.ids[len(log.ids) // 2]
+    await numbering.count(key)
     calls.clear()
-    await numbering.count(row)
+    await numbering.count(key)
     assert len(calls) <= 2, "only the entry with the id is read"
 
 
@@ -174,9 +174,9 @@ async def test_the_next_message_is_found(log: Filled) -> None:
     numbering = Numbering(log.logs, LOG)
     await numbering.refresh()
     there = log.ids[log.gone :]
-    for row in [LOG_KEY_MIN, *log.chance.sample(log.ids, 60)]:
-        behind = there[bisect_right(there, row) :]
-        assert await numbering.next_id(row) == (behind[0] if behind else numbering.tail)
+    for key in [LOG_KEY_MIN, *log.chance.sample(log.ids, 60)]:
+        behind = there[bisect_right(there, key) :]
+        assert await numbering.next_id(key) == (behind[0] if behind else numbering.tail)
 
 
 async def test_the_heads_that_stay_count_the_messages_that_are_gone(log: Filled) -> None:
@@ -184,8 +184,8 @@ async def test_the_heads_that_stay_count_the_messages_that_are_gone(log: Filled)
     await log.shrink()
     numbering = Numbering(log.logs, LOG)
     await numbering.refresh()
-    for place, row in enumerate(log.ids):
+    for place, key in enumerate(log.ids):
         really = sum(log.weights[: place + 1])
-        told = (await numbering.count_ever(row)).messages
+        told = (await numbering.count_ever(key)).messages
         assert told >= really
         assert told == really or place < log.gone

@@ -53,7 +53,7 @@ EPOCH = 3
 
 
 def ids_for(writes: list[Write]) -> list[LogKey]:
-    return [log_key(1, number) for number in range(sum(write.rows for write in writes))]
+    return [log_key(1, number) for number in range(sum(write.count for write in writes))]
 
 
 def batch(writes: list[Write], *, is_stored: bool = False) -> Batch:

@@ -16,7 +16,7 @@ from tests.kit.bench import TOPIC, Bench
 @pytest.fixture
 async def filled(bench: Bench) -> Bench:
     """Inline, transactional, rolled back, references with and without payloads."""
-    bench.restart(page_rows_max=3)
+    bench.restart(page_messages_max=3)
     await bench.create(ttl_s=100)
     await bench.publish(b"a", b"b")
     await bench.publish(b"tx", pointer=40)

@@ -36,7 +36,7 @@ async def read(
     through: MessageId,
     snapshot: Snapshot | None = None,
 ) -> list[Message]:
-    stream = await topics.rows(TOPIC, after, through, snapshot)
+    stream = await topics.bulk(TOPIC, after, through, snapshot)
     found: list[Message] = []
     while (page := await stream.next()) is not None:
         assert page.count
@@ -86,7 +86,7 @@ def test_every_range_equals_the_model(
             bench.forget_cache()
             await check_all(bench, rows, snapshot)
         await bench.topics.close()
-        bench.restart(page_rows_max=2, poll_messages_max=1)
+        bench.restart(page_messages_max=2, poll_messages_max=1)
         for snapshot in (None, SNAPSHOT):
             await check_all(bench, rows, snapshot)
 
@@ -124,8 +124,8 @@ async def test_a_batch_has_a_limited_number_of_bytes(
     full: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (service, streams):
-        monkeypatch.setattr(module, "ROWS_BYTES", 300)
-    stream = await full.topics.rows(TOPIC, None, await latest(full))
+        monkeypatch.setattr(module, "BULK_BYTES", 300)
+    stream = await full.topics.bulk(TOPIC, None, await latest(full))
     sizes = []
     while (page := await stream.next()) is not None:
         assert page.bytes == len(b"".join(page.block())) - 1
@@ -136,7 +136,7 @@ async def test_a_batch_has_a_limited_number_of_bytes(
 
 async def test_later_messages_are_not_part_of_a_range(full: Bench) -> None:
     end = await latest(full)
-    stream = await full.topics.rows(TOPIC, None, end)
+    stream = await full.topics.bulk(TOPIC, None, end)
     await full.publish(b"100")
     assert numbers(await read(full.topics, None, end)) == list(range(100))
     assert stream.blocked_by is None
@@ -162,7 +162,7 @@ async def test_a_topic_without_messages_has_an_empty_range(bench: Bench) -> None
     await bench.create()
     assert await read(bench.topics, None, await latest(bench)) == []
     with pytest.raises(TopicNotFound):
-        await bench.topics.rows(TopicId("no", "topic"), None, bytes(20))
+        await bench.topics.bulk(TopicId("no", "topic"), None, bytes(20))
 
 
 async def test_only_expired_messages_are_left_out(full: Bench) -> None:
@@ -190,7 +190,7 @@ async def test_a_transaction_reads_up_to_the_message_that_holds_it(full: Bench) 
     end = await latest(full)
     assert numbers(await read(full.topics, None, end, SNAPSHOT)) == list(range(100))
     assert numbers(await read(full.topics, None, end)) == list(range(102))
-    held = await full.topics.rows(TOPIC, before, end, SNAPSHOT)
+    held = await full.topics.bulk(TOPIC, before, end, SNAPSHOT)
     assert (await held.next(), held.blocked_by) == (None, 50)
     await full.topics.rollback(TOPIC, RollbackRange(50, done.first, done.last))
     got = await read(full.topics, None, end, SNAPSHOT)

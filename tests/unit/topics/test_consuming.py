@@ -37,7 +37,7 @@ FATES |= {"rolled back": (VISIBLE, True)}
 class Shown:
     """A row of the message log and its messages; ``is_inline`` rows have one message."""
 
-    row: bytes
+    key: bytes
     pointer: int | None
     rolled_back: bool
     is_inline: bool
@@ -48,9 +48,9 @@ def expected(rows: list[Shown], poll: Poll) -> list[Message]:
     found: list[Message] = []
     start = poll.start if isinstance(poll.start, bytes) else None
     for row in rows:
-        if start is not None and row.row < start[:10]:
+        if start is not None and row.key < start[:10]:
             continue
-        after_it = start is not None and row.row == start[:10] and row.is_inline
+        after_it = start is not None and row.key == start[:10] and row.is_inline
         if after_it and not (poll.inclusive and row.messages[0].id == start):
             continue
         if poll.snapshot is not None and row.pointer is not None:
@@ -99,9 +99,9 @@ class Log:
         timestamp = int.from_bytes(done.first[:8], "big")
         seq = int.from_bytes(done.first[8:], "big")
         for place, payload in enumerate(payloads):
-            row = log_key(timestamp, seq + place)
-            message = Message(row + LOG_KEY_MIN, payload, *beside(payload))
-            self.rows.append(Shown(row, pointer, rolled_back, True, [message]))
+            key = log_key(timestamp, seq + place)
+            message = Message(key + LOG_KEY_MIN, payload, *beside(payload))
+            self.rows.append(Shown(key, pointer, rolled_back, True, [message]))
 
     async def reference(self, stores: list[int], fate: str) -> None:
         base, rolled_back = FATES[fate]
@@ -119,7 +119,7 @@ class Log:
         done = await self._bench.publish(pointer=number)
         if rolled_back:
             await self._bench.topics.rollback(TOPIC, RollbackRange(number, done.first, done.last))
-        shown = [Message(done.first + row, payload, *beside(payload)) for row, payload in messages]
+        shown = [Message(done.first + key, payload, *beside(payload)) for key, payload in messages]
         self.rows.append(Shown(done.first, number, rolled_back, False, shown))
 
 
@@ -155,7 +155,7 @@ async def make(bench: Bench, wanted: list[tuple[str, object, str | None]]) -> li
 def places(rows: list[Shown]) -> list[bytes]:
     """Return every id, every row as an id, and the ids right before and after them."""
     ids = {message.id for row in rows for message in row.messages}
-    ids |= {row.row + LOG_KEY_MIN for row in rows}
+    ids |= {row.key + LOG_KEY_MIN for row in rows}
     beside = {(int.from_bytes(i, "big") + d).to_bytes(20, "big") for i in ids for d in (-1, 1)}
     return sorted(ids | beside)
 
@@ -191,7 +191,7 @@ def test_every_start_and_every_width_equal_the_model(
             bench.forget_cache()
             await check_all(bench, rows, snapshot)
         await bench.topics.close()
-        bench.restart(page_rows_max=2)
+        bench.restart(page_messages_max=2)
         for snapshot in (None, SNAPSHOT):
             await check_all(bench, rows, snapshot)
 
@@ -279,7 +279,7 @@ async def test_a_limit_of_0_gives_no_messages(bench: Bench) -> None:
 
 async def test_a_poll_without_limit_ends_at_the_pointer_of_its_start(bench: Bench) -> None:
     await bench.create()
-    bench.restart(page_rows_max=2, cache_bytes_max=0)
+    bench.restart(page_messages_max=2, cache_bytes_max=0)
     await bench.publish(*[b"before"] * 5)
     stream = await bench.topics.poll(TOPIC, Poll())
     got = []
@@ -392,7 +392,7 @@ async def test_a_read_continues_in_storage_when_the_cache_drops_its_entries(benc
 async def test_a_reader_does_not_skip_a_stored_batch_that_the_cache_lacks(
     bench: Bench,
 ) -> None:
-    bench.restart(page_rows_max=2)
+    bench.restart(page_messages_max=2)
     await bench.create()
     await bench.publish(b"1", b"2", b"3", b"4")
     bench.forget_cache()

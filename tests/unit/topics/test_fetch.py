@@ -41,25 +41,25 @@ def topic_of(ttl_ms: int, purged_ms: int = 0) -> Topic:
     return Fine(TopicId("ns", "t"), 1, {}, 1, TransactionUse.OPTIONAL, purged_ms)
 
 
-rows = st.builds(log_key, st.integers(0, 1 << 44), st.integers(0, 0xFFFF))
+keys = st.builds(log_key, st.integers(0, 1 << 44), st.integers(0, 0xFFFF))
 OLDEST = first_log_key_at(0)
 
 
-@given(rows, rows)
-def test_an_exclusive_start_begins_after_its_id(row: bytes, payload: bytes) -> None:
-    start = start_of(Poll(row + payload, inclusive=False), OLDEST)
-    assert start == FetchStart(log_key_before(row), row, payload, inline=False)
+@given(keys, keys)
+def test_an_exclusive_start_begins_after_its_id(key: bytes, payload: bytes) -> None:
+    start = start_of(Poll(key + payload, inclusive=False), OLDEST)
+    assert start == FetchStart(log_key_before(key), key, payload, inline=False)
 
 
-@given(rows)
-def test_an_inclusive_start_at_an_inline_message_takes_it(row: bytes) -> None:
-    start = start_of(Poll(row + LOG_KEY_MIN), OLDEST)
-    assert start == FetchStart(log_key_before(row), row, LOG_KEY_MIN, inline=True)
+@given(keys)
+def test_an_inclusive_start_at_an_inline_message_takes_it(key: bytes) -> None:
+    start = start_of(Poll(key + LOG_KEY_MIN), OLDEST)
+    assert start == FetchStart(log_key_before(key), key, LOG_KEY_MIN, inline=True)
 
 
-@given(rows, rows.filter(lambda row: row != LOG_KEY_MIN))
-def test_an_inclusive_start_at_a_payload_takes_it(row: bytes, payload: bytes) -> None:
-    start = start_of(Poll(row + payload), OLDEST)
+@given(keys, keys.filter(lambda key: key != LOG_KEY_MIN))
+def test_an_inclusive_start_at_a_payload_takes_it(key: bytes, payload: bytes) -> None:
+    start = start_of(Poll(key + payload), OLDEST)
     assert log_key_after(start.payload_after) == payload
     assert not start.inline
 
@@ -72,7 +72,7 @@ def test_an_expired_id_starts_at_the_oldest_live_message() -> None:
 
 def test_an_id_at_the_bound_is_followed() -> None:
     identifier = log_key(5000, 7) + LOG_KEY_MIN
-    assert start_of(Poll(identifier), first_log_key_at(5000)).row == log_key(5000, 7)
+    assert start_of(Poll(identifier), first_log_key_at(5000)).key == log_key(5000, 7)
 
 
 @given(st.integers(-(1 << 63), 1 << 70), st.integers(0, 1 << 44))
@@ -95,22 +95,22 @@ def test_the_longest_ttl_does_not_overflow(ttl_s: int) -> None:
     assert LOG_KEY_MIN <= oldest_live(topic_of(ttl_s * 1000), 1_700_000_000_000) < LOG_KEY_MAX
 
 
-@given(rows, st.integers(0, 1 << 44), st.integers(1, 1 << 32))
+@given(keys, st.integers(0, 1 << 44), st.integers(1, 1 << 32))
 def test_the_oldest_live_id_agrees_with_the_check_of_each_row(
-    row: bytes, now_ms: int, ttl_ms: int
+    key: bytes, now_ms: int, ttl_ms: int
 ) -> None:
     topic = topic_of(ttl_ms)
-    assert (row >= oldest_live(topic, now_ms)) is lives(topic, row, None, now_ms)
+    assert (key >= oldest_live(topic, now_ms)) is lives(topic, key, None, now_ms)
 
 
-@given(rows, st.integers(0, 1 << 44), st.integers(0, 1 << 44), st.none() | st.integers(1, 1 << 32))
+@given(keys, st.integers(0, 1 << 44), st.integers(0, 1 << 44), st.none() | st.integers(1, 1 << 32))
 def test_a_purge_ends_only_messages_published_before_it(
-    row: bytes, now_ms: int, purged_ms: int, lifetime_ms: int | None
+    key: bytes, now_ms: int, purged_ms: int, lifetime_ms: int | None
 ) -> None:
     purged, never = topic_of(10**9, purged_ms), topic_of(10**9)
-    is_behind = timestamp_of(row) >= purged_ms
-    assert lives(purged, row, lifetime_ms, now_ms) is (
-        is_behind and lives(never, row, lifetime_ms, now_ms)
+    is_behind = timestamp_of(key) >= purged_ms
+    assert lives(purged, key, lifetime_ms, now_ms) is (
+        is_behind and lives(never, key, lifetime_ms, now_ms)
     )
 
 
@@ -129,10 +129,10 @@ def test_a_message_lives_to_the_last_millisecond(
     age_ms: int, lifetime_ms: int | None, ttl_ms: int, is_alive: bool
 ) -> None:
     published_ms = 10_000_000
-    row = log_key(published_ms, 3)
+    key = log_key(published_ms, 3)
     now_ms = published_ms + age_ms
-    assert lives(topic_of(ttl_ms), row, lifetime_ms, now_ms) is is_alive
-    assert (now_ms <= expires_at_ms(row, lifetime_ms, ttl_ms)) is is_alive
+    assert lives(topic_of(ttl_ms), key, lifetime_ms, now_ms) is is_alive
+    assert (now_ms <= expires_at_ms(key, lifetime_ms, ttl_ms)) is is_alive
 
 
 SNAPSHOT = Snapshot(

@@ -10,14 +10,14 @@ from broker.errors import Overloaded
 from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.model import Message, Poll, Snapshot
 from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, PollPage
-from broker.topics.topic_reader import ROWS_AT_ONCE
+from broker.topics.topic_reader import MESSAGES_AT_ONCE
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.messages import PagesDecoder
 from tests.kit.bench import TOPIC, Bench, settle
 
 OPEN_THEN_INVALID = 7
 SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, invalids=[OPEN_THEN_INVALID])
-SKIPPED = 5 * ROWS_AT_ONCE
+SKIPPED = 5 * MESSAGES_AT_ONCE
 PIECE = max(PIECE_BYTES_MAX, WHOLE_BYTES_MAX)
 
 
@@ -50,8 +50,8 @@ async def test_a_poll_that_skips_many_messages_lets_other_tasks_run(
         rows = hold.held.get(BudgetKind.ROWS, 0)
         most_between, before = max(most_between, rows - before), max(before, rows)
     assert [m.payload async for some in poll.result().messages() for m in some] == [b"seen"]
-    assert before >= SKIPPED - ROWS_AT_ONCE
-    assert most_between <= ROWS_AT_ONCE
+    assert before >= SKIPPED - MESSAGES_AT_ONCE
+    assert most_between <= MESSAGES_AT_ONCE
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
@@ -59,13 +59,13 @@ async def test_skipped_rows_are_counted_and_limited(bench: Bench, is_cached: boo
     await _skipped_then_one(bench)
     if not is_cached:
         bench.forget_cache()
-    budgets = Budgets({BudgetKind.ROWS: Bounds(2 * ROWS_AT_ONCE, SKIPPED * 2, SKIPPED * 2)})
+    budgets = Budgets({BudgetKind.ROWS: Bounds(2 * MESSAGES_AT_ONCE, SKIPPED * 2, SKIPPED * 2)})
     hold = Hold(budgets.account("client", lambda _: None))
     with pytest.raises(Overloaded):
         await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), hold=hold)
-    assert hold.held[BudgetKind.ROWS] == 2 * ROWS_AT_ONCE
+    assert hold.held[BudgetKind.ROWS] == 2 * MESSAGES_AT_ONCE
     hold.close()
-    limit = 2 * ROWS_AT_ONCE + 1
+    limit = 2 * MESSAGES_AT_ONCE + 1
     stream = await bench.topics.poll(TOPIC, Poll(limit=limit), hold=hold)
     assert sum([len(some) async for some in stream.messages()]) == limit
     assert BudgetKind.ROWS not in hold.held, "messages that are given out count no more"

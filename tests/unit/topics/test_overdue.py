@@ -184,7 +184,7 @@ async def test_a_writer_whose_hold_is_done_refuses_unsent_requests_in_time(
 
 
 async def test_a_request_carried_to_the_next_leader_is_refused_in_time(bench: Bench) -> None:
-    bench.restart(batch_rows_max=1)
+    bench.restart(batch_messages_max=1)
     stalled = await Stalled(bench).begin()
     try:
         ahead = stalled.publish(b"ahead", math.inf)

@@ -41,7 +41,7 @@ async def test_no_reader_shows_purged_messages(bench: Bench) -> None:
     assert stats.first == kept.first + bytes(10)
     found = await bench.topics.range(TOPIC, RangeQuery(after=bytes(10)))
     assert (found.messages, found.lost) == (1, 1)
-    rows = await bench.topics.rows(TOPIC, None, kept.last + bytes(10))
+    rows = await bench.topics.bulk(TOPIC, None, kept.last + bytes(10))
     page = await rows.next()
     assert page is not None
     assert page.count == 1

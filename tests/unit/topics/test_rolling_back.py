@@ -33,12 +33,12 @@ async def published(bench: Bench, count: int = COUNT) -> list[LogKey]:
     bench.bounds = PageBounds(cells_max=CELLS)
     bench.restart()
     await bench.create(ttl_s=10_000)
-    rows = []
+    ids = []
     for number in range(count):
-        rows.append((await bench.publish(b"undone", pointer=POINTER)).first)
+        ids.append((await bench.publish(b"undone", pointer=POINTER)).first)
         if number % 5 == 0:
             await bench.publish(b"kept")
-    return rows
+    return ids
 
 
 def rolling_back(bench: Bench, first: LogKey, last: LogKey) -> asyncio.Future[None]:
@@ -56,7 +56,7 @@ async def shown(bench: Bench) -> int:
 
 
 async def test_a_rollback_changes_few_cells_at_once_and_publishes_go_between(bench: Bench) -> None:
-    rows = await published(bench)
+    ids = await published(bench)
     puts: list[int] = []
 
     async def slowly(real: Any, *arguments: Any, **named: Any) -> Any:
@@ -66,7 +66,7 @@ async def test_a_rollback_changes_few_cells_at_once_and_publishes_go_between(ben
 
     bench.table.on("rolled", *[slowly] * COUNT)
     bench.table.calls.clear()
-    rollback = rolling_back(bench, rows[0], rows[-1])
+    rollback = rolling_back(bench, ids[0], ids[-1])
     between = 0
     while not rollback.done():
         await bench.publish(b"kept")
@@ -85,9 +85,9 @@ async def test_a_rollback_changes_few_cells_at_once_and_publishes_go_between(ben
 @pytest.mark.parametrize("low", [0, 1, CELLS - 1, 2 * CELLS + 3])
 @pytest.mark.parametrize("high", [-1, -2, -CELLS])
 async def test_parts_of_a_transaction_are_rolled_back(bench: Bench, low: int, high: int) -> None:
-    rows = await published(bench)
-    await rolling_back(bench, rows[low], rows[high])
-    assert await shown(bench) == COUNT - len(rows[low : len(rows) + high + 1])
+    ids = await published(bench)
+    await rolling_back(bench, ids[low], ids[high])
+    assert await shown(bench) == COUNT - len(ids[low : len(ids) + high + 1])
 
 
 async def test_concurrent_rollbacks_both_count(bench: Bench) -> None:
@@ -97,9 +97,9 @@ async def test_concurrent_rollbacks_both_count(bench: Bench) -> None:
     found = await bench.publish(*[b"undone"] * 6, pointer=POINTER)
     await bench.publish(*[b"x"] * 3, pointer=POINTER)
     seen = await bench.poll()
-    rows = [message.id[:10] for message in seen]
-    assert rows[0] == found.first
-    both = [rolling_back(bench, rows[0], rows[1]), rolling_back(bench, rows[4], rows[5])]
+    ids = [message.id[:10] for message in seen]
+    assert ids[0] == found.first
+    both = [rolling_back(bench, ids[0], ids[1]), rolling_back(bench, ids[4], ids[5])]
     await asyncio.gather(*both)
     assert await shown(bench) == 2
 
@@ -108,20 +108,20 @@ async def test_concurrent_rollbacks_both_count(bench: Bench) -> None:
 async def test_a_failed_rollback_is_unknown_and_may_be_repeated(
     bench: Bench, fails_at: int
 ) -> None:
-    rows = await published(bench)
+    ids = await published(bench)
     bench.table.on("rolled", *[passing] * fails_at, *[failing(WriteUnknown("lost"))] * 1000)
     with pytest.raises(OutcomeUnknown):
-        await rolling_back(bench, rows[0], rows[-1])
+        await rolling_back(bench, ids[0], ids[-1])
     bench.table.forget_hooks()
     bench.restart()
-    await rolling_back(bench, rows[0], rows[-1])
+    await rolling_back(bench, ids[0], ids[-1])
     assert await shown(bench) == 0
 
 
 async def test_a_rollback_is_unknown_if_the_leader_ends_between_two_slices(
     bench: Bench,
 ) -> None:
-    rows = await published(bench)
+    ids = await published(bench)
 
     async def end(real: Any, *arguments: Any, **named: Any) -> Any:
         done = await real(*arguments, **named)
@@ -130,14 +130,14 @@ async def test_a_rollback_is_unknown_if_the_leader_ends_between_two_slices(
 
     bench.table.on("rolled", end)
     with pytest.raises(OutcomeUnknown):
-        await rolling_back(bench, rows[0], rows[-1])
-    await rolling_back(bench, rows[0], rows[-1])
+        await rolling_back(bench, ids[0], ids[-1])
+    await rolling_back(bench, ids[0], ids[-1])
     assert await shown(bench) == 0
 
 
 async def test_a_rollback_completes_although_its_pages_are_swept_meanwhile(bench: Bench) -> None:
     bench.settings["sweep_margin_ms"] = 0
-    rows = await published(bench)
+    ids = await published(bench)
     await bench.pass_ms(600_000)
 
     async def sweep(real: Any, *arguments: Any, **named: Any) -> Any:
@@ -145,9 +145,9 @@ async def test_a_rollback_completes_although_its_pages_are_swept_meanwhile(bench
         await bench.topics.update(TOPIC, {"ttl": "1"})
         await bench.pass_ms(3000)
         await bench.sweeper.sweep()
-        assert bench.leader().hold.root.floor > rows[CELLS]
+        assert bench.leader().hold.root.floor > ids[CELLS]
         return done
 
     bench.table.on("rolled", sweep)
-    await asyncio.wait_for(rolling_back(bench, rows[0], rows[-1]), 60)
+    await asyncio.wait_for(rolling_back(bench, ids[0], ids[-1]), 60)
     assert await shown(bench) == 0

@@ -171,7 +171,7 @@ async def test_a_waiting_poll_survives_a_change_of_leaders(bench: Bench) -> None
 
 
 async def test_a_stream_goes_on_while_its_topic_is_deleted_and_made_anew(bench: Bench) -> None:
-    bench.restart(page_rows_max=2, cache_bytes_max=0)
+    bench.restart(page_messages_max=2, cache_bytes_max=0)
     await bench.create()
     await bench.publish(*(b"%d" % number for number in range(10)))
     stream = await bench.topics.poll(TOPIC, Poll())

@@ -84,7 +84,7 @@ async def test_a_request_is_consecutive_and_its_answer_names_its_rows(bench: Ben
 
 
 async def test_batches_are_bounded_in_rows_and_bytes(bench: Bench) -> None:
-    bench.restart(batch_rows_max=4, batch_bytes_max=10_000)
+    bench.restart(batch_messages_max=4, batch_bytes_max=10_000)
     await bench.create()
     await bench.publish(b"first")
     seen = batches(bench)
@@ -96,7 +96,7 @@ async def test_batches_are_bounded_in_rows_and_bytes(bench: Bench) -> None:
 
 
 async def test_a_request_over_the_bounds_goes_alone(bench: Bench) -> None:
-    bench.restart(batch_rows_max=4)
+    bench.restart(batch_messages_max=4)
     await bench.create()
     published = await bench.publish(*[b"x"] * 20_000)
     assert len(await bench.poll()) == 20_000
