@@ -242,10 +242,10 @@ async def read(request: Request, decode: Decoder[_Value_co]) -> _Value_co:
     body = request.body
     if len(body) <= UNCOUNTED_BYTES_MAX:
         return decode(body, take=free)
-    take = partial(request.hold.take, BudgetKind.ITEMS)
+    take = partial(request.usage.take, BudgetKind.ITEMS)
     if len(body) <= AT_ONCE_BYTES_MAX:
         return decode(body, take=take)
-    return await heavy(request.hold.caller, lambda counted: decode(body, take=counted), take)
+    return await heavy(request.usage.caller, lambda counted: decode(body, take=counted), take)
 
 
 async def read_snapshot(request: Request) -> Snapshot:

@@ -1,4 +1,4 @@
-"""The blockers of a topic: the transactions that hold a consumer back, with advice for the operator."""
+"""The blockers of a topic: the transactions that block a consumer, with advice for the operator."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class BlockersApi:
         self._clock = clock
 
     async def blockers(self, request: Request) -> Answer:
-        """Answer which transactions hold a consumer back, the first one first."""
+        """Answer which transactions block a consumer, the first one first."""
         limit = BLOCKER_LIMIT.of(request.query)
         place = place_in(request, "from")
         snapshot, of = await self._snapshot(request)
         wanted = BlockersQuery(snapshot, place, limit, request.generation)
-        found = await self._topics.blockers(request.topic, wanted, request.hold)
+        found = await self._topics.blockers(request.topic, wanted, request.usage)
         known, problem = (
             await self._known(request, found.blockers) if found.blockers else ({}, None)
         )
@@ -129,7 +129,7 @@ def _blocker_fields(blocker: Blocker, known: dict[str, Any] | None, now_ms: int)
 
 
 def advice(state: str | None, transaction: int, expires_ms: int | None) -> str:
-    """Return advice for an operator about a transaction that holds consumers back."""
+    """Return advice for an operator about a transaction that blocks consumers."""
     if state in ("in_progress", "committing"):
         until = "" if expires_ms is None else f" It ends by itself at {rfc3339(expires_ms)}."
         return (

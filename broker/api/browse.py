@@ -16,7 +16,7 @@ from broker.api.message_list import (
     shown,
     shown_beside,
 )
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.http.reply import Answer, ChunkedReply, Piece, Reply
 from broker.http.request import Request
 from broker.model import Snapshot, timestamp_of
@@ -62,19 +62,19 @@ class Browsing:
             # The extra byte shows whether the payload is longer than the preview.
             payload_bytes_max=None if bytes_max is None else bytes_max + 1,
         )._replace(generation=request.generation)
-        page = await self._topics.browse(request.topic, wanted, request.hold)
+        page = await self._topics.browse(request.topic, wanted, request.usage)
         size = sum([len(entry.payload or b"") for entry in page.entries])
         out = _list(bytes_max)
         if size > PART_BYTES or len(page.entries) > MESSAGES_AT_ONCE:
             return ChunkedReply(
-                _chunks(page, out, request.hold), JSON, in_generation(page.generation)
+                _chunks(page, out, request.usage), JSON, in_generation(page.generation)
             )
         messages = b"".join([each async for each in out.pieces(page.entries)]) + out.end()
         return Reply(200, _OPENING + messages + _end(page), JSON, in_generation(page.generation))
 
 
 async def _chunks(
-    page: EntryPage, out: JsonList[BrowseEntry], hold: Hold
+    page: EntryPage, out: JsonList[BrowseEntry], usage: Usage
 ) -> AsyncGenerator[Piece, None]:
     """Yield a page in pieces, some messages at a time. Give back the budget of the messages already sent."""
     entries = page.entries[::-1]
@@ -85,7 +85,7 @@ async def _chunks(
         del entries[-MESSAGES_AT_ONCE:]
         async for piece in out.pieces(some):
             yield piece
-        hold.give(BudgetKind.REPLY_BYTES, _bytes_of(some))
+        usage.give(BudgetKind.REPLY_BYTES, _bytes_of(some))
     yield out.end() + _end(page)
 
 

@@ -43,7 +43,7 @@ class BulkReading:
         return await self._read(request, None)
 
     async def arrow_as(self, request: Request) -> Answer:
-        """Answer the messages of a range, up to the first one that holds the reading transaction back."""
+        """Answer the messages of a range, up to the first one that blocks the reading transaction."""
         return await self._read(request, await read_snapshot(request))
 
     async def _read(self, request: Request, snapshot: Snapshot | None) -> Answer:
@@ -53,10 +53,10 @@ class BulkReading:
         if self._maker is None:
             self._maker = await asyncio.to_thread(ArrowMaker)  # The import takes long.
         found = await self._topics.bulk(
-            request.topic, first, last, snapshot, request.hold, generation=request.generation
+            request.topic, first, last, snapshot, request.usage, generation=request.generation
         )
         headers = (*in_generation(found.generation), *blocked_by(found.blocked_by))
-        pieces = _pieces(self._maker.stream(), found, request.hold.caller)
+        pieces = _pieces(self._maker.stream(), found, request.usage.caller)
         return ChunkedReply(pieces, ARROW, headers, compressible=False)
 
 

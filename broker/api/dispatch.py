@@ -25,7 +25,7 @@ from broker.errors import (
     Overloaded,
     StorageCorrupt,
 )
-from broker.http.budget import Cut, Hold
+from broker.http.budget import Cut, Usage
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
 from broker.http.request import PathNames, Request
@@ -118,15 +118,15 @@ class Dispatch:
             code = error.code
             if error.outcome == "unknown":
                 self._metrics.unknown(operation.name)
-            return self.failure(error, request.headers, request.id, request.hold)
+            return self.failure(error, request.headers, request.id, request.usage)
         except Cut as error:
             refusal = Overloaded(str(error))  # The connection is closed: no client reads this.
             code = refusal.code
-            return self.failure(refusal, request.headers, request.id, request.hold)
+            return self.failure(refusal, request.headers, request.id, request.usage)
         except Exception as error:  # noqa: BLE001 - Every exception becomes a reply and a log line.
             code = INTERNAL
             self._metrics.unknown(operation.name)
-            return self.failure(error, request.headers, request.id, request.hold)
+            return self.failure(error, request.headers, request.id, request.usage)
         else:
             # Sending the answer may take long if the client reads slowly, and needs no body.
             request.let_go_of_body()
@@ -136,17 +136,17 @@ class Dispatch:
 
     @staticmethod
     def failure(
-        error: Exception, headers: Mapping[str, str], request_id: str, hold: Hold | None = None
+        error: Exception, headers: Mapping[str, str], request_id: str, usage: Usage | None = None
     ) -> Reply:
         """Log an error and return the reply for it. An error that should never occur is logged at level error.
 
-        Clients can cause unknown outcomes, by short deadlines, so ``hold`` bounds their lines for each second.
+        Clients can cause unknown outcomes, by short deadlines, so ``usage`` bounds their lines for each second.
         """
         if not isinstance(error, BrokerError):
             log.error("unexpected error", request_id=request_id, exc_info=error)
             return unexpected_reply(headers, request_id)
         refused = error.outcome == "refused"
-        if refused or not (hold is None or hold.may_log()):
+        if refused or not (usage is None or usage.may_log()):
             event = "request refused" if refused else "outcome unknown"
             log.debug(event, request_id=request_id, **_error_fields(error))
         elif isinstance(error, StorageCorrupt):

@@ -20,7 +20,7 @@ a comment names the next leader. If another node leads the topic, this node forw
 long as the stream lives. A client may ignore the leader's name.
 
 A stream reads like a consumer without a transaction: page after page, each from the last id sent. With
-``committed=true`` each page has a new snapshot; while an open transaction holds it back, the stream looks again after
+``committed=true`` each page has a new snapshot; while an open transaction blocks it, the stream looks again after
 a pause. It ends after a whole event, when the client goes, the node drains, or the topic is deleted. It is cut if the
 node has no room for its next large page. An id of an earlier generation of the topic is refused (410).
 """
@@ -52,7 +52,7 @@ from broker.wire.avrojson import PART_BYTES
 
 NOW: Final = "now"
 KEEP_ALIVE_S = 15.0
-HELD_PAUSE_S: Final = 0.1
+BLOCKED_PAUSE_S: Final = 0.1
 """The pause before a stream looks again whether an open transaction has ended."""
 PAGE_MESSAGES = 500
 CHUNK_BYTES = 64 * 1024
@@ -139,8 +139,8 @@ class Events:
                 yield comment
             elif (
                 silent
-            ):  # The poll did not wait: an open transaction holds it back, or leadership moved.
-                await unless_abandoned(self._clock.sleep(HELD_PAUSE_S), abandoned)
+            ):  # The poll did not wait: an open transaction blocks it, or leadership moved.
+                await unless_abandoned(self._clock.sleep(BLOCKED_PAUSE_S), abandoned)
 
 
 def _opening(topic: TopicId, poll: Poll) -> bytes:

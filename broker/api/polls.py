@@ -41,7 +41,7 @@ from broker.errors import (
     Unavailable,
     UnavailableError,
 )
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.http.reply import Answer, ChunkedReply, Headers, Piece, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll, ShownMessage, Snapshot
@@ -174,12 +174,12 @@ class Polling:
             identifier=request.id,
             names=request.names,
             abandoned=request.abandoned,
-            hold=request.hold,
+            usage=request.usage,
         )
         answer = await self._routed_poll(asking, asked)
         if answer.status != 200:
             raise _error_of(answer)
-        return RoutedPage(answer, request.hold)
+        return RoutedPage(answer, request.usage)
 
     async def _routed_poll(self, request: Request, asked: PollRequest) -> Answer:
         clock = self._routing.clock
@@ -208,7 +208,7 @@ class Polling:
             self._call(request, asked, until),
             lambda repeat: self._local(repeat, request, asked, until),
         )
-        with counted(request.hold) if waits else nullcontext():
+        with counted(request.usage) if waits else nullcontext():
             answer = await unless_abandoned(answering, request.abandoned())
         if answer is None:
             return _Polled(answer_of(None, asked), is_final=True)
@@ -278,18 +278,18 @@ class Polling:
     async def _read(
         self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool
     ) -> PollStream | None:
-        topic, poll, hold = request.topic, asked.poll, request.hold
+        topic, poll, usage = request.topic, asked.poll, request.usage
         if asked.committed:
             poll = replace(poll, snapshot=await self._snapshot(request))
         if wait_s > 0:
-            waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, hold=hold)
+            waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, usage=usage)
             return await unless_abandoned(waiting, request.abandoned())
-        return await self._topics.poll(topic, poll, hold=hold)
+        return await self._topics.poll(topic, poll, usage=usage)
 
     async def _snapshot(self, request: Request) -> Snapshot:
         snapshot = await self._service.snapshot(request.deadline)
-        request.hold.give(BudgetKind.ITEMS)  # That of the stream's page before.
-        request.hold.take(BudgetKind.ITEMS, len(snapshot.in_progress) + len(snapshot.invalids))
+        request.usage.give(BudgetKind.ITEMS)  # That of the stream's page before.
+        request.usage.take(BudgetKind.ITEMS, len(snapshot.in_progress) + len(snapshot.invalids))
         return snapshot
 
     def _wait_s(self, request: Request) -> float:
@@ -314,8 +314,8 @@ def answer_of(stream: PollStream | None, asked: PollRequest) -> Answer:
     kind, whole = asked.kind, asked.whole
     headers: Headers = ()
     if stream is not None:
-        held = blocked_by(stream.blocked_by if stream.empty else None)
-        headers = (*in_generation(stream.generation), *held)
+        blocked = blocked_by(stream.blocked_by if stream.empty else None)
+        headers = (*in_generation(stream.generation), *blocked)
     if kind is BodyType.JSON:
         return ChunkedReply(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
     if kind is BodyType.AVRO_JSON:
@@ -353,15 +353,15 @@ async def _json_chunks(
 class RoutedPage:
     """The messages that an event stream's poll found."""
 
-    def __init__(self, answer: Answer, hold: Hold) -> None:
-        """Keep an answer to a poll, in Avro with attributes; ``hold`` is the stream's request's."""
+    def __init__(self, answer: Answer, usage: Usage) -> None:
+        """Keep an answer to a poll, in Avro with attributes; ``usage`` is the stream's request's."""
         self._answer = answer
-        self._hold = hold
+        self._usage = usage
 
     async def messages(self) -> AsyncIterator[list[Message]]:
         """Yield the messages. An answer that is cut off ends after its last whole message.
 
-        The hold counts the bytes that were read and not yielded yet, or not taken by the reader. Raises Overloaded.
+        The usage counts the bytes that were read and not yielded yet, or not taken by the reader. Raises Overloaded.
         """
         decoder, counted = messages.PagesDecoder(), 0
         if isinstance(self._answer, Reply):
@@ -369,19 +369,19 @@ class RoutedPage:
             return
         try:
             async for chunk in self._answer.chunks:
-                self._hold.take(BudgetKind.REPLY_BYTES, len(chunk))
+                self._usage.take(BudgetKind.REPLY_BYTES, len(chunk))
                 counted += len(chunk)
                 if found := decoder.feed(bytes(chunk)):
                     yield found
                     del found
-                    self._hold.give(BudgetKind.REPLY_BYTES, counted)
+                    self._usage.give(BudgetKind.REPLY_BYTES, counted)
                     counted = 0
         except Overloaded:
             raise
         except UnavailableError:
             return
         finally:
-            self._hold.give(BudgetKind.REPLY_BYTES, counted)
+            self._usage.give(BudgetKind.REPLY_BYTES, counted)
             await self._answer.chunks.aclose()
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from broker.api import asked, plainjson
 from broker.api.asked import BodyType, body_type
 from broker.errors import BadRequest, TooManyMessages
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, json_reply, media_type
 from broker.http.request import Request
 from broker.model import (
@@ -115,23 +115,23 @@ async def decoded(
         return PublishRequest(None, [body]), kind
     if len(body) > asked.UNCOUNTED_BYTES_MAX:
         # The messages, with their keys and headers, are copies of parts of the body, and live as long as the request.
-        request.hold.take(BudgetKind.BODY_BYTES, len(body))
+        request.usage.take(BudgetKind.BODY_BYTES, len(body))
     if kind is BodyType.AVRO and len(body) <= FEW_BYTES_MAX:
-        found = _decoded_few(body, min(messages_max, FEW_MAX), request.hold)
+        found = _decoded_few(body, min(messages_max, FEW_MAX), request.usage)
         if found is not None:
             return found, kind
     decode = partial(_PUBLISHES[kind], messages_max=messages_max)
     return await asked.read(request, decode), kind
 
 
-def _decoded_few(body: bytes, messages_max: int, hold: Hold) -> PublishRequest | None:
+def _decoded_few(body: bytes, messages_max: int, usage: Usage) -> PublishRequest | None:
     """Decode a body at once: to pass it to a thread would take longer. Return None if it has more messages."""
     try:
         return avro.decode_publish_request(
-            body, messages_max=messages_max, take=partial(hold.take, BudgetKind.ITEMS)
+            body, messages_max=messages_max, take=partial(usage.take, BudgetKind.ITEMS)
         )
     except TooManyMessages:
-        hold.give(BudgetKind.ITEMS)
+        usage.give(BudgetKind.ITEMS)
         return None
 
 
@@ -148,7 +148,7 @@ def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
         deadline=request.deadline,
         producer=producer,
         generation=request.generation,
-        caller=request.hold.caller,
+        caller=request.usage.caller,
     )
     repeat = request.repeat
     if key is None and not request.query_string and repeat is None:

@@ -219,7 +219,7 @@ def guarded(handlers: Mapping[str, Handler], unhiding: Unhiding) -> dict[str, Ha
             if own(request) and isinstance(answer, Reply) and answer.status == 200:
                 field = _NOTED[name]
                 changed = orjson.loads(answer.body)[field]
-                if changed and request.hold.may_log():
+                if changed and request.usage.may_log():
                     log.info(
                         "transactions ended by a caller",
                         operation=name,

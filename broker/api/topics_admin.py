@@ -149,7 +149,7 @@ class Stats:
 
     async def stats(self, request: Request) -> Answer:
         """Answer the figures of a topic's contents."""
-        stats = await self._topics.stats(request.topic, request.generation, request.hold)
+        stats = await self._topics.stats(request.topic, request.generation, request.usage)
         return json_reply(
             replies.Stats(
                 namespace=stats.topic.namespace,

@@ -158,7 +158,7 @@ async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
         return Reply(200, encode_transaction(snapshot), THRIFT)
     if len(snapshot.invalids) + len(snapshot.in_progress) <= POINTERS_AT_ONCE_MAX:
         return json_reply(encode_snapshot(snapshot))
-    return await heavy(request.hold.caller, lambda: json_reply(encode_snapshot(snapshot)))
+    return await heavy(request.usage.caller, lambda: json_reply(encode_snapshot(snapshot)))
 
 
 def _accepts(request: Request, content_type: str) -> bool:

@@ -8,8 +8,8 @@ come in pieces, with or without a Content-Length, and may be compressed::
     Content-Encoding: gzip                inflated step by step, over its own bound: 413
     over a budget                         413 or 503, or the largest holder is cut (see ``budget``)
 
-The reader takes each byte from the request's hold before it keeps the byte. It takes room for the output of an
-inflating step before the step. The server gives the hold back at the end of the request; a handler that has decoded
+The reader counts each byte in the request's usage before it keeps the byte. It counts room for the output of an
+inflating step before the step. The server gives the usage back at the end of the request; a handler that has decoded
 the body gives it back earlier.
 
 Only small steps run on the event loop. Larger steps run in two threads of their own, so storage never waits for bodies,
@@ -30,7 +30,7 @@ from aiohttp import StreamReader
 
 from broker.config.sections import Config
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.http.inflater import Inflater
 from broker.shield import bare
 
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 
 class BodyReader:
-    """Reads bodies. The request's hold counts the bytes read."""
+    """Reads bodies. The request's usage counts the bytes read."""
 
     def __init__(self, config: Config) -> None:
         """Take the bounds from the configuration."""
@@ -70,7 +70,7 @@ class BodyReader:
         self,
         content: StreamReader,
         headers: Mapping[str, str],
-        hold: Hold,
+        usage: Usage,
         bytes_max: int | None = None,
     ) -> bytes | None:
         """Return a body that has arrived whole and is not compressed, and count it. Return None for any other.
@@ -85,7 +85,7 @@ class BodyReader:
         body = content.read_nowait()
         if len(body) >= self._counted_bytes_min:
             _check_size(len(body), _least(self._bytes_max, bytes_max))
-            hold.take(BudgetKind.BODY_BYTES, len(body))
+            usage.take(BudgetKind.BODY_BYTES, len(body))
         return body
 
     def check_told(self, headers: Mapping[str, str], bytes_max: int | None = None) -> None:
@@ -102,10 +102,10 @@ class BodyReader:
         self,
         content: StreamReader,
         headers: Mapping[str, str],
-        hold: Hold,
+        usage: Usage,
         bytes_max: int | None = None,
     ) -> bytes:
-        """Read a body, and inflate it if it is compressed. ``hold`` counts its bytes.
+        """Read a body, and inflate it if it is compressed. ``usage`` counts its bytes.
 
         ``bytes_max`` is the largest body of the route, both as sent and as inflated.
 
@@ -124,19 +124,19 @@ class BodyReader:
         try:
             sent_max = _least(self._bytes_max, bytes_max)
             await self._read_all(
-                Body(content, _CODING in headers), sent_max, inflater, pieces, hold
+                Body(content, _CODING in headers), sent_max, inflater, pieces, usage
             )
             # A cut of the connection has refused the request, perhaps after the last byte was taken.
-            hold.take(BudgetKind.BODY_BYTES, 0)
-            return await self._joined(pieces, hold)
+            usage.take(BudgetKind.BODY_BYTES, 0)
+            return await self._joined(pieces, usage)
         except BaseException:
             # The content keeps the error, and the error keeps this frame and with it the pieces. So clear them.
             pieces.clear()
-            hold.give(BudgetKind.BODY_BYTES)
+            usage.give(BudgetKind.BODY_BYTES)
             raise
 
     async def _read_all(
-        self, body: Body, sent_max: int, inflater: Inflater | None, pieces: Pieces, hold: Hold
+        self, body: Body, sent_max: int, inflater: Inflater | None, pieces: Pieces, usage: Usage
     ) -> None:
         patience = BodyTimeouts(
             self._config.body_stall_s,
@@ -148,34 +148,36 @@ class BodyReader:
         while piece := await patience.next(body):
             sent += len(piece)
             _check_size(sent, sent_max)
-            hold.take(BudgetKind.BODY_BYTES, len(piece))
+            usage.take(BudgetKind.BODY_BYTES, len(piece))
             if inflater is None:
                 pieces.add(piece)
             else:
-                await self._inflate(piece, inflater, pieces, hold)
-                hold.give(BudgetKind.BODY_BYTES, len(piece))
+                await self._inflate(piece, inflater, pieces, usage)
+                usage.give(BudgetKind.BODY_BYTES, len(piece))
         if inflater is not None:
             inflater.finish()
 
-    async def _inflate(self, piece: bytes, inflater: Inflater, pieces: Pieces, hold: Hold) -> None:
+    async def _inflate(
+        self, piece: bytes, inflater: Inflater, pieces: Pieces, usage: Usage
+    ) -> None:
         inflater.feed(piece)
         while inflater.has_more:
             room = inflater.step_bytes_max
-            hold.take(BudgetKind.BODY_BYTES, room)
+            usage.take(BudgetKind.BODY_BYTES, room)
             if _is_small(inflater):
                 part = inflater.step()
             else:
                 part = await self._in_thread(inflater.step)
-            hold.give(BudgetKind.BODY_BYTES, room - len(part))
+            usage.give(BudgetKind.BODY_BYTES, room - len(part))
             pieces.add(part)
 
-    async def _joined(self, pieces: Pieces, hold: Hold) -> bytes:
+    async def _joined(self, pieces: Pieces, usage: Usage) -> bytes:
         """Return all pieces as one. Joining much takes 0.5 ms per MiB, so a thread does it: it lets the loop run."""
         if pieces.size < SLAB_BYTES:
             return pieces.joined()
-        hold.take(BudgetKind.BODY_BYTES, pieces.size)
+        usage.take(BudgetKind.BODY_BYTES, pieces.size)
         body = await self._in_thread(pieces.joined)
-        hold.give(BudgetKind.BODY_BYTES, pieces.size)
+        usage.give(BudgetKind.BODY_BYTES, pieces.size)
         return body
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:

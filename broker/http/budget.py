@@ -81,7 +81,7 @@ DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
 
 BY_THE_SECOND: Final = frozenset({BudgetKind.LOG_LINES})
 CUTS_AT_ONCE: Final = 256
-"""The most connections that are cut for one request: more would hold the event loop for too long."""
+"""The most connections that are cut for one request: more would block the event loop for too long."""
 NETWORK_BITS: Final = 64
 """The length of the prefix that one owner of IPv6 addresses has."""
 
@@ -94,9 +94,9 @@ class Budgets:
     """All budgets of a node. Use it only in the thread of the event loop."""
 
     def __init__(self, bounds: Mapping[BudgetKind, Bounds] = DEFAULTS) -> None:
-        """Begin with nothing held. A kind that is missing in ``bounds`` has its default bounds."""
+        """Begin at zero. A kind that is missing in ``bounds`` has its default bounds."""
         self.bounds: Mapping[BudgetKind, Bounds] = {**DEFAULTS, **bounds}
-        self.held: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
+        self.used: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
         self.refused: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
         """How many requests were refused or cut, by the resource that ran out."""
         self.callers: dict[str, Caller] = {}
@@ -114,42 +114,42 @@ class Budgets:
     def next_second(self) -> None:
         """Reset the kinds that are counted per second."""
         for kind in BY_THE_SECOND:
-            self.held[kind] = 0
+            self.used[kind] = 0
             for caller in self.callers.values():
-                caller.held.pop(kind, None)
+                caller.used.pop(kind, None)
                 for account in caller.accounts:
-                    account.held.pop(kind, None)
+                    account.used.pop(kind, None)
 
 
 class Caller:
     """A client address, with all its connections."""
 
-    __slots__ = ("accounts", "address", "held")
+    __slots__ = ("accounts", "address", "used")
 
     def __init__(self, address: str) -> None:
-        """Begin with nothing held."""
+        """Begin at zero."""
         self.address = address
-        self.held: dict[BudgetKind, int] = {}
+        self.used: dict[BudgetKind, int] = {}
         self.accounts: dict[Account, None] = {}
 
 
 class Account:
-    """The resources that one connection holds."""
+    """The resources that one connection uses."""
 
-    __slots__ = ("_budgets", "_caller", "_cut", "held", "is_cut")
+    __slots__ = ("_budgets", "_caller", "_cut", "is_cut", "used")
 
     def __init__(self, budgets: Budgets, caller: Caller, cut: Callable[[BudgetKind], None]) -> None:
-        """Begin with nothing held. Call ``Budgets.account`` to make one."""
+        """Begin at zero. Call ``Budgets.account`` to make one."""
         self._budgets = budgets
         self._caller = caller
         self._cut = cut
-        self.held: dict[BudgetKind, int] = {}
+        self.used: dict[BudgetKind, int] = {}
         self.is_cut = False
 
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
-        """Hold ``amount`` more. Call this before the resource is used.
+        """Count ``amount`` more. Call this before the resource is used.
 
-        After an error the connection holds no more than before.
+        After an error the connection uses no more than before.
 
         Raises:
             BodyTooLarge: this connection has reached its bound.
@@ -158,33 +158,33 @@ class Account:
         """
         if self.is_cut:
             raise Cut("The connection was cut: it held the most of a resource that ran out.")
-        held, caller, budgets = self.held.get(kind, 0), self._caller, self._budgets
+        used, caller, budgets = self.used.get(kind, 0), self._caller, self._budgets
         bounds = budgets.bounds[kind]
-        if held + amount > bounds.connection:
+        if used + amount > bounds.connection:
             budgets.refused[kind] += 1
             raise _too_much(kind, bounds.connection)
-        if caller.held.get(kind, 0) + amount > bounds.caller:
+        if caller.used.get(kind, 0) + amount > bounds.caller:
             own = self._own_victims(kind, amount)
-            self._make_room(kind, own, lambda: caller.held.get(kind, 0) + amount <= bounds.caller)
-        if budgets.held[kind] + amount > bounds.node:
+            self._make_room(kind, own, lambda: caller.used.get(kind, 0) + amount <= bounds.caller)
+        if budgets.used[kind] + amount > bounds.node:
             victims = self._victims(kind, amount)
-            self._make_room(kind, victims, lambda: budgets.held[kind] + amount <= bounds.node)
-        self.held[kind] = held + amount
-        caller.held[kind] = caller.held.get(kind, 0) + amount
-        budgets.held[kind] += amount
+            self._make_room(kind, victims, lambda: budgets.used[kind] + amount <= bounds.node)
+        self.used[kind] = used + amount
+        caller.used[kind] = caller.used.get(kind, 0) + amount
+        budgets.used[kind] += amount
 
     def give(self, kind: BudgetKind, amount: int = 1) -> None:
-        """Hold ``amount`` less. After a cut this does nothing, since nothing is held."""
-        held = self.held.get(kind, 0)
-        amount = min(amount, held)
+        """Count ``amount`` less. After a cut this does nothing, since all is given back."""
+        used = self.used.get(kind, 0)
+        amount = min(amount, used)
         if not amount:
             return
-        if amount == held:
-            del self.held[kind]
+        if amount == used:
+            del self.used[kind]
         else:
-            self.held[kind] = held - amount
-        self._caller.held[kind] -= amount
-        self._budgets.held[kind] -= amount
+            self.used[kind] = used - amount
+        self._caller.used[kind] -= amount
+        self._budgets.used[kind] -= amount
 
     @property
     def caller(self) -> str:
@@ -202,7 +202,7 @@ class Account:
     def close(self) -> None:
         """Give everything back and forget the connection, which has ended."""
         self._cut = _nothing
-        for kind, amount in list(self.held.items()):
+        for kind, amount in list(self.used.items()):
             self.give(kind, amount)
         self._caller.accounts.pop(self, None)
         if not self._caller.accounts:
@@ -222,44 +222,44 @@ class Account:
 
     def _victims(self, kind: BudgetKind, amount: int) -> Iterator[Account]:
         """Yield the connections that make room at the node: first those of callers that hold more than this one."""
-        mine = self._caller.held.get(kind, 0) + amount
+        mine = self._caller.used.get(kind, 0) + amount
         while True:
             callers = self._budgets.callers.values()
-            largest = max(callers, key=lambda each: each.held.get(kind, 0))
-            if largest is self._caller or largest.held.get(kind, 0) <= mine:
+            largest = max(callers, key=lambda each: each.used.get(kind, 0))
+            if largest is self._caller or largest.used.get(kind, 0) <= mine:
                 break
-            for each in nlargest(CUTS_AT_ONCE, largest.accounts, lambda one: one.held.get(kind, 0)):
-                if largest.held.get(kind, 0) > mine:
+            for each in nlargest(CUTS_AT_ONCE, largest.accounts, lambda one: one.used.get(kind, 0)):
+                if largest.used.get(kind, 0) > mine:
                     yield each
         yield from self._own_victims(kind, amount)
 
     def _own_victims(self, kind: BudgetKind, amount: int) -> Iterator[Account]:
         """Yield the connections of this caller that hold more than this one asks for, largest first."""
-        mine = self.held.get(kind, 0) + amount
+        mine = self.used.get(kind, 0) + amount
         for each in nlargest(
-            CUTS_AT_ONCE, self._caller.accounts, lambda one: one.held.get(kind, 0)
+            CUTS_AT_ONCE, self._caller.accounts, lambda one: one.used.get(kind, 0)
         ):
-            if each is self or each.held.get(kind, 0) <= mine:
+            if each is self or each.used.get(kind, 0) <= mine:
                 return
             yield each
 
     def cut(self, kind: BudgetKind) -> None:
-        """End the connection to make room. Its holdings no longer count."""
+        """End the connection to make room. Its resources no longer count."""
         self.is_cut = True
         self._cut(kind)
-        for each, amount in list(self.held.items()):
+        for each, amount in list(self.used.items()):
             self.give(each, amount)
 
 
-class Hold:
-    """The share of a connection's account that one request holds. ``close`` gives the rest back."""
+class Usage:
+    """The share of a connection's account that one request uses. ``close`` gives the rest back."""
 
-    __slots__ = ("_account", "held")
+    __slots__ = ("_account", "used")
 
     def __init__(self, account: Account | None) -> None:
-        """Begin with nothing held. A request from within the process has no account, and no bounds."""
+        """Begin at zero. A request from within the process has no account, and no bounds."""
         self._account = account
-        self.held: dict[BudgetKind, int] = {}
+        self.used: dict[BudgetKind, int] = {}
 
     @property
     def caller(self) -> str:
@@ -267,17 +267,17 @@ class Hold:
         return "" if self._account is None else self._account.caller
 
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
-        """Hold more. Raises the errors of ``Account.take``."""
+        """Count more. Raises the errors of ``Account.take``."""
         if self._account is not None:
             self._account.take(kind, amount)
-        self.held[kind] = self.held.get(kind, 0) + amount
+        self.used[kind] = self.used.get(kind, 0) + amount
 
     def give(self, kind: BudgetKind, amount: int | None = None) -> None:
-        """Hold less. With None, give all of this kind back."""
-        held = self.held.pop(kind, 0)
-        amount = held if amount is None else min(amount, held)
-        if amount < held:
-            self.held[kind] = held - amount
+        """Count less. With None, give all of this kind back."""
+        used = self.used.pop(kind, 0)
+        amount = used if amount is None else min(amount, used)
+        if amount < used:
+            self.used[kind] = used - amount
         if self._account is not None and amount:
             self._account.give(kind, amount)
 
@@ -287,7 +287,7 @@ class Hold:
 
     def close(self) -> None:
         """Give everything back."""
-        for kind in list(self.held):
+        for kind in list(self.used):
             self.give(kind)
 
 

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from aiohttp import HttpVersion11, web
 
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.http.inflater import GZIP_WINDOW
 from broker.http.reply import Answer, ChunkedReply, Piece, Reply
 from broker.long_work import Pace
@@ -56,7 +56,7 @@ def response_of(
 
 
 async def send(
-    http: web.BaseRequest, answer: Answer, response: web.StreamResponse, hold: Hold
+    http: web.BaseRequest, answer: Answer, response: web.StreamResponse, usage: Usage
 ) -> None:
     """Send a whole answer as this response, which ``response_of`` has made.
 
@@ -67,21 +67,21 @@ async def send(
     """
     if isinstance(answer, ChunkedReply):
         try:
-            await _send_stream(http, answer, response, hold)
+            await _send_stream(http, answer, response, usage)
         finally:
             await answer.chunks.aclose()
     elif isinstance(response, web.Response):
         await response.prepare(http)
         await response.write_eof()
     else:
-        await _send_reply(http, answer, response, hold)
+        await _send_reply(http, answer, response, usage)
 
 
 async def _send_reply(
-    http: web.BaseRequest, reply: Reply, response: web.StreamResponse, hold: Hold
+    http: web.BaseRequest, reply: Reply, response: web.StreamResponse, usage: Usage
 ) -> None:
     size, body = len(reply.body), reply.body
-    hold.take(BudgetKind.REPLY_BYTES, size)
+    usage.take(BudgetKind.REPLY_BYTES, size)
     if size >= GZIP_BYTES_MIN and accepts_gzip(http.headers):
         response.headers[ENCODING] = "gzip"
         packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
@@ -93,11 +93,11 @@ async def _send_reply(
         for piece in _cut(body):
             await response.write(piece)
     await response.write_eof()
-    hold.give(BudgetKind.REPLY_BYTES, size)
+    usage.give(BudgetKind.REPLY_BYTES, size)
 
 
 async def _send_stream(
-    http: web.BaseRequest, stream: ChunkedReply, response: web.StreamResponse, hold: Hold
+    http: web.BaseRequest, stream: ChunkedReply, response: web.StreamResponse, usage: Usage
 ) -> None:
     if http.method == "HEAD":
         await response.prepare(http)
@@ -112,11 +112,11 @@ async def _send_stream(
     pieces = _compressed(first, stream.chunks, packer)
     del first  # Free the first piece once it is sent: this call may last long.
     async for piece in pieces:
-        hold.take(BudgetKind.REPLY_BYTES, len(piece))
+        usage.take(BudgetKind.REPLY_BYTES, len(piece))
         for part in _cut(piece):
             await response.write(part)
         # Only what was taken here: the maker of the stream counts what it holds itself.
-        hold.give(BudgetKind.REPLY_BYTES, len(piece))
+        usage.give(BudgetKind.REPLY_BYTES, len(piece))
         await pace.step()  # The pieces may all be ready.
     await response.write_eof()
 

@@ -146,7 +146,7 @@ class Exchange:
     async def _answer(
         self, http: web.BaseRequest, connection: Connection, identifier: str
     ) -> Answer:
-        headers, application, hold = http.headers, self._application, connection.hold
+        headers, application, usage = http.headers, self._application, connection.usage
         path, query_string = _target(http)
         began = self._clock.monotonic()
         if connection.is_new:
@@ -161,11 +161,11 @@ class Exchange:
             if isinstance(admitted, Reply):
                 return admitted
             content, bytes_max = http.content, admitted.body_bytes_max
-            body = self._bodies.ready(content, headers, hold, bytes_max)
+            body = self._bodies.ready(content, headers, usage, bytes_max)
             if body is None:
                 self._bodies.check_told(headers, bytes_max)
                 await _tell_to_continue(http)
-                reading = self._bodies.read(content, headers, hold, bytes_max)
+                reading = self._bodies.read(content, headers, usage, bytes_max)
                 body = await _in_time(reading, admitted)
         except BrokerError as error:
             # aiohttp's reader of a body may keep the error. It must not keep this frame.
@@ -186,7 +186,7 @@ class Exchange:
             caller=connection.caller,
             source=connection,
             abandoned=connection.abandoned,
-            hold=hold,
+            usage=usage,
         )
         del body  # Only the request keeps the body, so a handler that has decoded it can free it.
         return await application.answer(admitted.found, request)
@@ -199,9 +199,9 @@ class Exchange:
         identifier: str,
     ) -> web.StreamResponse:
         """Send an answer. Return what was sent: the reply to an error of the answer's maker is the last."""
-        hold = cast("Connection", http.protocol).hold
+        usage = cast("Connection", http.protocol).usage
         try:
-            await send(http, answer, response, hold)
+            await send(http, answer, response, usage)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - The maker of a stream may raise anything.
@@ -212,7 +212,7 @@ class Exchange:
             # After the status line, the only sign of an error is the missing end of the body.
             raise ConnectionAbortedError("The reply has no end.")
         response = self._response(http, answer, identifier, stays_open=False)
-        await send(http, answer, response, hold)
+        await send(http, answer, response, usage)
         return response
 
     def _response(

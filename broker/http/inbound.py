@@ -24,7 +24,7 @@ from aiohttp import StreamReader, web
 from typing_extensions import override
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, Overloaded
-from broker.http.budget import Account, BudgetKind, Cut, Hold
+from broker.http.budget import Account, BudgetKind, Cut, Usage
 from broker.http.drain import (
     TAKEN_BYTES_A_SECOND_MIN,
     half_close,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
 """The longest head. Its bytes are only added up if a request came in more than so many bytes."""
-HELD_BYTES_MAX: Final = 64 * 1024
+BEHIND_BYTES_MAX: Final = 64 * 1024
 """When so many bytes wait behind a request, the socket is not read until that request is answered."""
 COUNTED_BYTES_MIN: Final = 1024
 """Smaller heads are not counted: they belong to the fixed cost of a connection."""
@@ -62,7 +62,7 @@ class Connection(web.RequestHandler):
         "_counted",
         "_gone",
         "_half_closed",
-        "_is_held",
+        "_is_paused",
         "_lost",
         "_refusal",
         "_server",
@@ -71,9 +71,9 @@ class Connection(web.RequestHandler):
         "busy",
         "caller",
         "dismissed",
-        "hold",
         "is_new",
         "is_ours",
+        "usage",
     )
 
     def __init__(self, server: Server, manager: web.Server, **options: Any) -> None:
@@ -81,8 +81,8 @@ class Connection(web.RequestHandler):
         super().__init__(manager, **options)
         self._server = server
         self.account: Account
-        self.hold: Hold
-        """The budget that the current request holds."""
+        self.usage: Usage
+        """What the current request uses of the budgets."""
         self._content: StreamReader | None = None
         """The body of the current request."""
         self.busy = False
@@ -91,7 +91,7 @@ class Connection(web.RequestHandler):
         """The bytes of heads, and of requests that wait, that are counted in the account."""
         self._behind = False
         """True if bytes came behind the current request."""
-        self._is_held = False
+        self._is_paused = False
         """True if the socket is not read, because too much waits behind the current request."""
         self.is_new = True
         """True until the first request reaches the handler."""
@@ -144,7 +144,7 @@ class Connection(web.RequestHandler):
         peer = transport.get_extra_info("peername")
         self.caller = str(peer[0]) if peer else ""
         self.account = self._server.budgets.account(self.caller, self._cut)
-        self.hold = Hold(self.account)
+        self.usage = Usage(self.account)
         refusal = self._server.admit(self)
         if refusal is not None:
             self.refuse(refusal)
@@ -224,8 +224,8 @@ class Connection(web.RequestHandler):
         self._counted += size
         if not self.busy and self._counted > HEAD_BYTES_MAX:
             settled(self._refuse_long_head)  # Unless most of these bytes are a body.
-        elif self.busy and self._counted >= HELD_BYTES_MAX and self.transport is not None:
-            self._is_held = True
+        elif self.busy and self._counted >= BEHIND_BYTES_MAX and self.transport is not None:
+            self._is_paused = True
             self.transport.pause_reading()
         return True
 
@@ -237,16 +237,16 @@ class Connection(web.RequestHandler):
         """Give back what was counted for a request that the handler has now. Raises BadRequest for a too long head."""
         size = len(request.raw_path) + sum(len(n) + len(v) + 4 for n, v in request.raw_headers) + 20
         self._give(size + request.content.total_bytes)
-        if self._is_held and self._counted < HELD_BYTES_MAX:
-            self._is_held = False
+        if self._is_paused and self._counted < BEHIND_BYTES_MAX:
+            self._is_paused = False
             self.resume_reading()
         if size > HEAD_BYTES_MAX:
             raise _too_long()
 
     def _read_on(self) -> None:
         """Read the socket again if no request waits behind the last one any more."""
-        if self._is_held and not self.busy and not self.dismissed:
-            self._is_held = False
+        if self._is_paused and not self.busy and not self.dismissed:
+            self._is_paused = False
             self._give(self._counted)
             self.resume_reading()
 
@@ -268,15 +268,15 @@ class Connection(web.RequestHandler):
         self._server.request_began(self)
         if self._counted:
             self._claim(request)
-        self._behind = self._is_held
+        self._behind = self._is_paused
         if self._half_closed:
             settled(self._close_if_unused)
         return self._refusal
 
     def end(self, *, stays_open: bool) -> None:
         """Note that the reply is written, or can't be written."""
-        if self.hold.held:
-            self.hold.close()
+        if self.usage.used:
+            self.usage.close()
         self.busy = False
         self._content = None
         if self._behind and stays_open:
@@ -286,7 +286,7 @@ class Connection(web.RequestHandler):
         self._server.request_ended(self, stays_open=stays_open)
         if self._half_closed:
             settled(self._close_if_unused)
-        elif self._is_held:
+        elif self._is_paused:
             settled(self._read_on)
 
     def abandoned(self) -> asyncio.Future[None]:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.model import MessageId, TopicId
 from broker.places import GENERATION_HEADER, Place, generation_of
 
@@ -65,7 +65,7 @@ class Request:
         source: the connection on which it came. The requests of one connection keep their order.
         abandoned: returns a future that is done once the client is gone or this node drains. A handler that waits
             must stop then.
-        hold: counts the memory and the work that the node spends on it.
+        usage: counts the memory and the work that the node spends on it.
     """
 
     __slots__ = (
@@ -77,7 +77,6 @@ class Request:
         "deadline",
         "forwarded",
         "headers",
-        "hold",
         "id",
         "method",
         "names",
@@ -86,6 +85,7 @@ class Request:
         "query_string",
         "repeat",
         "source",
+        "usage",
     )
 
     def __init__(  # noqa: PLR0913 - A value; every part is named by its callers.
@@ -103,7 +103,7 @@ class Request:
         deadline: float | None = None,
         source: object | None = None,
         abandoned: Callable[[], asyncio.Future[None]] = never,
-        hold: Hold | None = None,
+        usage: Usage | None = None,
     ) -> None:
         """Keep the parts."""
         self.method = method
@@ -120,7 +120,7 @@ class Request:
         self.forwarded = False
         self.repeat: Any = None
         self.abandoned = abandoned
-        self.hold = hold or Hold(None)
+        self.usage = usage or Usage(None)
         self._query: Mapping[str, str] | None = None
         self._generation: int | None = None
 
@@ -164,7 +164,7 @@ class Request:
         """Free the body, which the handler has decoded."""
         if self.body:
             self.body = b""
-            self.hold.give(BudgetKind.BODY_BYTES)
+            self.usage.give(BudgetKind.BODY_BYTES)
 
     def ask(self, query_string: str) -> None:
         """Replace the query, before a handler reads it."""

@@ -44,7 +44,7 @@ HANDLERS_END_S: Final = 0.5
 NEWCOMERS_S: Final = 0.1
 """The least time that a client has for its request if it connects during a drain."""
 HEADS_CUT_AT_ONCE: Final = 500
-"""The most connections that are cut in one turn of the loop: more would hold it for too long."""
+"""The most connections that are cut in one turn of the loop: more would block it for too long."""
 UNREAD_BYTES_MAX: Final = 128 * 1024
 """aiohttp stops reading a socket when so many bytes of a body are unread."""
 

@@ -278,7 +278,7 @@ class Node:
         count = "Open connections of Tephra's clients."
         watch("thrift_connections", count, lambda: 0 if tephra is None else len(tephra.open))
         budgets, watch_each = server.budgets, self.metrics.watch_each
-        watch_each("budget_held", "Held of each budget.", "budget", lambda: _by_name(budgets.held))
+        watch_each("budget_held", "Held of each budget.", "budget", lambda: _by_name(budgets.used))
         refused = ("budget_refused_total", "Requests refused or cut for each budget.", "budget")
         watch_each(*refused, lambda: _by_name(budgets.refused))
         watch("requests_under_way", "Requests being answered.", lambda: server.busy)

@@ -1,7 +1,7 @@
-"""Find the transactions that hold back a consumer that reads with a snapshot.
+"""Find the transactions that block a consumer that reads with a snapshot.
 
 A consumer stops at the first message of a transaction that has not ended: the messages behind it must not be seen
-before it (fetch.py). Messages of other open transactions may lie behind that one, and would hold the consumer next.
+before it (fetch.py). Messages of other open transactions may lie behind that one, and would block the consumer next.
 The search reports each such transaction once, with its first message and the number of messages behind that.
 
 The search is bounded: it stops after a number of transactions, or after a number of entries. It reads entries in
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from broker.http import budget
-from broker.http.budget import Hold
+from broker.http.budget import Usage
 from broker.long_work import Pace
 from broker.model import (
     LOG_KEY_BYTES,
@@ -28,7 +28,7 @@ from broker.model import (
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
 from broker.topics.browse import AT_ONCE_BYTES, CLOCKS_DIFFER_MS_MAX
-from broker.topics.fetch import FetchAction, judge, lives, oldest_held, oldest_live
+from broker.topics.fetch import FetchAction, judge, lives, oldest_blocking, oldest_live
 from broker.topics.ranges import TopicNumberings
 from broker.topics.surroundings import Surroundings
 
@@ -50,7 +50,7 @@ class BlockersQuery(NamedTuple):
 
 
 class Blocker(NamedTuple):
-    """One write pointer that holds the consumer.
+    """One write pointer that blocks the consumer.
 
     ``first`` is its first message. ``messages`` counts its own messages that this search saw, and ``waiting`` the
     messages behind ``first``.
@@ -74,15 +74,15 @@ async def blockers(
     ranges: TopicNumberings,
     topic: Topic,
     query: BlockersQuery,
-    hold: Hold | None = None,
+    usage: Usage | None = None,
 ) -> Blockers:
-    """Return the transactions that hold a consumer back. ``hold`` is the request's, and counts the entries read.
+    """Return the transactions that block a consumer. ``usage`` is the request's, and counts the entries read.
 
     Raises:
         Unavailable: storage gives stale reads, and keeps doing so.
         Overloaded: requests hold too much memory.
     """
-    found, complete = await _find(around, topic, query, hold or Hold(None))
+    found, complete = await _find(around, topic, query, usage or Usage(None))
     out = []
     for pointer, (first, messages) in found.items():
         out.append(Blocker(pointer, first, messages, await ranges.behind(topic, first)))
@@ -90,7 +90,7 @@ async def blockers(
 
 
 async def _find(
-    around: Surroundings, topic: Topic, query: BlockersQuery, hold: Hold
+    around: Surroundings, topic: Topic, query: BlockersQuery, usage: Usage
 ) -> tuple[dict[int, tuple[LogKey, int]], bool]:
     """Return each pointer's first message and number of messages seen, and whether the search saw everything."""
     found: dict[int, tuple[LogKey, int]] = {}
@@ -101,15 +101,15 @@ async def _find(
         async with around.browsing:
             await pace.pause()
             entries = await reader.next(min(AT_ONCE_BYTES, around.settings.page_bytes_max))
-        hold.take(budget.BudgetKind.ROWS, len(entries))
-        hold.give(budget.BudgetKind.REPLY_BYTES)
-        hold.take(budget.BudgetKind.REPLY_BYTES, sum(each.content_bytes for each in entries))
+        usage.take(budget.BudgetKind.ROWS, len(entries))
+        usage.give(budget.BudgetKind.REPLY_BYTES)
+        usage.take(budget.BudgetKind.REPLY_BYTES, sum(each.content_bytes for each in entries))
         for entry in entries:
             looked += 1
             await pace.step()
-            if judge(entry.pointer, query.snapshot) is not FetchAction.HOLD:
+            if judge(entry.pointer, query.snapshot) is not FetchAction.BLOCK:
                 continue
-            key, messages = _held_at(around, topic, entry)
+            key, messages = _blocked_at(around, topic, entry)
             assert entry.pointer is not None
             if key is None:
                 continue
@@ -129,12 +129,12 @@ def _start_of(around: Surroundings, topic: Topic, query: BlockersQuery) -> LogKe
         begin = bytes(LOG_KEY_BYTES)
     else:
         begin = first_log_key_at(start) if isinstance(start, int) else start[:LOG_KEY_BYTES]
-    begun_ms = oldest_held(query.snapshot) // POINTERS_PER_MS
-    held = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
-    return log_key_before(max(begin, held, oldest_live(topic, around.clock.now_ms())))
+    begun_ms = oldest_blocking(query.snapshot) // POINTERS_PER_MS
+    begun = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
+    return log_key_before(max(begin, begun, oldest_live(topic, around.clock.now_ms())))
 
 
-def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[LogKey | None, int]:
+def _blocked_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[LogKey | None, int]:
     """Return the first message of an entry at which a consumer stops, and how many messages there are."""
     if entry.is_stub:
         return None, 0

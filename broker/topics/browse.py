@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple
 
 from broker.http import budget
-from broker.http.budget import Hold
+from broker.http.budget import Usage
 from broker.long_work import Pace
 from broker.model import (
     LOG_KEY_BYTES,
@@ -33,7 +33,14 @@ from broker.model import (
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.keys import LogId
 from broker.storage.log_reader import LogReader
-from broker.topics.fetch import FetchAction, expires_at_ms, judge, lives, oldest_held, oldest_live
+from broker.topics.fetch import (
+    FetchAction,
+    expires_at_ms,
+    judge,
+    lives,
+    oldest_blocking,
+    oldest_live,
+)
 from broker.topics.payload_reader import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
@@ -42,7 +49,7 @@ PAGE_BYTES_MAX = 2 * 1024 * 1024
 AT_ONCE_BYTES: Final = 512 * 1024
 """The bytes that one read asks storage for. The copy of a message can't be interrupted."""
 COUNTED_AT_ONCE: Final = 1024 * 1024
-"""The request's hold counts the bytes of a page in steps of this size."""
+"""The request's usage counts the bytes of a page in steps of this size."""
 CLOCKS_DIFFER_MS_MAX = 3_600_000
 """The clock that numbers transactions may be this far ahead of the clock that numbers messages."""
 _ID_MAX = b"\xff" * MESSAGE_ID_BYTES
@@ -112,32 +119,34 @@ class EntryPage(NamedTuple):
 
 
 async def browse(
-    around: Surroundings, topic: Topic, query: BrowseQuery, hold: Hold | None = None
+    around: Surroundings, topic: Topic, query: BrowseQuery, usage: Usage | None = None
 ) -> EntryPage:
     """Return one page.
 
-    ``hold`` is the request's: it counts the entries read, and the payloads as REPLY_BYTES, which the caller gives
+    ``usage`` is the request's: it counts the entries read, and the payloads as REPLY_BYTES, which the caller gives
     back.
 
     Raises:
         Unavailable: storage gives stale reads, and keeps doing so.
         Overloaded: requests hold too much memory.
     """
-    hold = hold or Hold(None)
+    usage = usage or Usage(None)
     bound = oldest_live(topic, around.clock.now_ms()) + LOG_KEY_MIN
     low = max(_message_id(query.start, bytes(MESSAGE_ID_BYTES)), bound)
     high = _message_id(query.end, _ID_MAX)
-    browser = _Browser(around, topic, query, low, high, hold)
-    page = await _collect(browser, query, hold)
+    browser = _Browser(around, topic, query, low, high, usage)
+    page = await _collect(browser, query, usage)
     page = page._replace(generation=topic.generation)
     if query.snapshot is None or not page.entries:
         return page
     last = max(page.entries[0].id, page.entries[-1].id)[:LOG_KEY_BYTES]
-    held_at = await browser.first_held(query.snapshot, log_key_before(bound[:LOG_KEY_BYTES]), last)
-    return page._replace(entries=[_as_held(entry, held_at) for entry in page.entries])
+    blocked_at = await browser.first_blocked(
+        query.snapshot, log_key_before(bound[:LOG_KEY_BYTES]), last
+    )
+    return page._replace(entries=[_as_blocked(entry, blocked_at) for entry in page.entries])
 
 
-async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPage:
+async def _collect(browser: _Browser, query: BrowseQuery, usage: Usage) -> EntryPage:
     entries: list[BrowseEntry] = []
     size = uncounted = 0
     pace = Pace()
@@ -151,16 +160,16 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPa
             size += entry.size + len(entry.attributes)
             uncounted += len(entry.payload or b"") + len(entry.attributes)
             if uncounted >= COUNTED_AT_ONCE:
-                hold.take(budget.BudgetKind.REPLY_BYTES, uncounted)
+                usage.take(budget.BudgetKind.REPLY_BYTES, uncounted)
                 uncounted = 0
             if size > PAGE_BYTES_MAX:
                 return EntryPage(entries, entry.id if query.descending else id_after(entry.id))
     return EntryPage(entries, None)
 
 
-def _as_held(entry: BrowseEntry, held_at: LogKey | None) -> BrowseEntry:
-    """Return ``entry`` as it is for a consumer that is held at a message."""
-    if held_at is None or entry.id[:LOG_KEY_BYTES] < held_at:
+def _as_blocked(entry: BrowseEntry, blocked_at: LogKey | None) -> BrowseEntry:
+    """Return ``entry`` as it is for a consumer that is blocked at a message."""
+    if blocked_at is None or entry.id[:LOG_KEY_BYTES] < blocked_at:
         return entry
     return entry._replace(consumable=False)
 
@@ -181,14 +190,14 @@ class _Browser:
         query: BrowseQuery,
         low: MessageId,
         high: MessageId,
-        hold: Hold,
+        usage: Usage,
     ) -> None:
         self._around = around
         self._topic = topic
         self._query = query
         self._low = low
         self._high = high
-        self._hold = hold
+        self._usage = usage
         self._payload_bytes_max = query.payload_bytes_max
         self._bytes_max = min(AT_ONCE_BYTES, around.settings.page_bytes_max)
         self._pace = Pace()
@@ -220,16 +229,16 @@ class _Browser:
                     if self._query.descending
                     else await reader.next(self._bytes_max, cells_max)
                 )
-            self._hold.take(budget.BudgetKind.ROWS, len(found))
+            self._usage.take(budget.BudgetKind.ROWS, len(found))
             read = sum(entry.content_bytes for entry in found)
-            self._hold.take(budget.BudgetKind.REPLY_BYTES, read)
+            self._usage.take(budget.BudgetKind.REPLY_BYTES, read)
             try:
                 found.reverse()
                 while found:
                     yield found.pop()  # Without a name here, so that each is freed before the next read.
             finally:
                 found.clear()
-                self._hold.give(budget.BudgetKind.REPLY_BYTES, read)
+                self._usage.give(budget.BudgetKind.REPLY_BYTES, read)
 
     def _places(self, entry: Entry, first: LogKey, last: LogKey) -> range:
         """Return the places of an entry's messages in ``[first, last]``, in the requested order."""
@@ -342,13 +351,15 @@ class _Browser:
             return None
         return not is_rolled_back and judge(pointer, snapshot) is FetchAction.TAKE
 
-    async def first_held(self, snapshot: Snapshot, after: LogKey, through: LogKey) -> LogKey | None:
-        """Return the message in ``(after, through]`` at which a consumer with this snapshot is held.
+    async def first_blocked(
+        self, snapshot: Snapshot, after: LogKey, through: LogKey
+    ) -> LogKey | None:
+        """Return the message in ``(after, through]`` at which a consumer with this snapshot is blocked.
 
-        The first open transaction behind the consumer's own beginning holds it, wherever the page lies. A
+        The first open transaction behind the consumer's own beginning blocks it, wherever the page lies. A
         transaction publishes only after its begin, and its pointer tells when it began.
         """
-        begun_ms = oldest_held(snapshot) // POINTERS_PER_MS
+        begun_ms = oldest_blocking(snapshot) // POINTERS_PER_MS
         first = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
         after = max(after, log_key_before(first))
         log = LogId(self._topic.id, self._topic.generation)
@@ -356,9 +367,9 @@ class _Browser:
         while not reader.ended:
             async with self._turn():
                 found = await reader.next(self._bytes_max)
-            self._hold.take(budget.BudgetKind.ROWS, len(found))
+            self._usage.take(budget.BudgetKind.ROWS, len(found))
             for entry in found:
-                if judge(entry.pointer, snapshot) is not FetchAction.HOLD:
+                if judge(entry.pointer, snapshot) is not FetchAction.BLOCK:
                     continue
                 live = oldest_live(self._topic, self._around.clock.now_ms(), entry.lifetime_ms)
                 for key in entry.ids()[max(entry.place_after(after), entry.place_at(live)) :]:

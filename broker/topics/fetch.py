@@ -43,7 +43,7 @@ class FetchAction(enum.Enum):
 
     TAKE = "take"
     SKIP = "skip"
-    HOLD = "hold"
+    BLOCK = "block"
 
 
 class FetchStart(NamedTuple):
@@ -109,11 +109,11 @@ def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
         return FetchAction.SKIP
     if snapshot.is_visible(pointer):
         return FetchAction.TAKE
-    return FetchAction.SKIP if snapshot.is_invalid(pointer) else FetchAction.HOLD
+    return FetchAction.SKIP if snapshot.is_invalid(pointer) else FetchAction.BLOCK
 
 
-def oldest_held(snapshot: Snapshot) -> int:
-    """Return the least pointer that can hold back a consumer with ``snapshot``."""
+def oldest_blocking(snapshot: Snapshot) -> int:
+    """Return the least pointer that can block a consumer with ``snapshot``."""
     return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # in_progress ascends.
 
 

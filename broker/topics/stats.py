@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.clock import Clock
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.long_work import Pace
 from broker.model import (
     LOG_KEY_MIN,
@@ -116,7 +116,7 @@ class TopicStats(NamedTuple):
 
 
 async def topic_stats(
-    around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int, hold: Hold
+    around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int, usage: Usage
 ) -> TopicStats:
     """Collect a topic's statistics.
 
@@ -137,7 +137,7 @@ async def topic_stats(
         and counts.bytes < around.settings.page_bytes_max
         and counts.entries < ENTRIES_MAX
     ):
-        await _add_next(reader, counts, at_once, hold, pace)
+        await _add_next(reader, counts, at_once, usage, pace)
     whole = reader.ended
     messages, size, last = counts.messages, counts.bytes, counts.last
     if not whole and tail is not None:
@@ -166,16 +166,16 @@ async def topic_stats(
 
 
 async def _add_next(
-    reader: LogReader, counts: _LiveCounts, at_once: int, hold: Hold, pace: Pace
+    reader: LogReader, counts: _LiveCounts, at_once: int, usage: Usage, pace: Pace
 ) -> None:
     """Read the next entries and count them. The entries are freed with this call."""
     found = await reader.next(at_once)
     read = sum(entry.content_bytes for entry in found)
-    hold.take(BudgetKind.REPLY_BYTES, read)
+    usage.take(BudgetKind.REPLY_BYTES, read)
     for entry in found:
         counts.add(entry)
         await pace.step()
-    hold.give(BudgetKind.REPLY_BYTES, read)
+    usage.give(BudgetKind.REPLY_BYTES, read)
 
 
 class _LiveCounts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final, Protocol
 
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.model import ShownMessage
 from broker.topics.pages import NO_PAGE, PollPage
 from broker.topics.topic_reader import TopicReading
@@ -16,7 +16,7 @@ KiB fit into one page."""
 BULK_BYTES: Final = 1 << 20
 """The same for a bulk read. At this size the fixed cost of a batch of columns is small."""
 COUNTED_BYTES_MIN: Final = 2 << 20
-"""The hold counts a page of at least this size, such as one large message, until its reader has taken it."""
+"""The usage counts a page of at least this size, such as one large message, until its reader has taken it."""
 
 COPIES: Final = 2
 """A bulk read holds its page as stored and in the columns of its reply."""
@@ -29,14 +29,14 @@ class PollStream:
     """A poll's reply. Its first page is read already; each further page is read when the consumer asks for it."""
 
     def __init__(
-        self, reading: TopicReading, first: PollPage, source: PageSource, hold: Hold
+        self, reading: TopicReading, first: PollPage, source: PageSource, usage: Usage
     ) -> None:
-        """Keep the reading and its first page; ``hold`` is the request's."""
+        """Keep the reading and its first page; ``usage`` is the request's."""
         self._reading = reading
         self._first = first
         self._source = source
-        self._hold = hold
-        self._counted = _count(first, hold)
+        self._usage = usage
+        self._counted = _count(first, usage)
         self.generation = reading.generation
         self.empty = not first.count
         """True if the reply has no message."""
@@ -76,28 +76,28 @@ class PollStream:
         page, self._first = self._first, NO_PAGE  # A slow reader's stream holds one page.
         while True:
             yield page
-            self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
+            self._usage.give(BudgetKind.REPLY_BYTES, self._counted)
             if self._reading.ended:
                 return
             page = await self._source.next_page(self._reading)
-            self._counted = _count(page, self._hold)
+            self._counted = _count(page, self._usage)
 
 
 class BulkStream:
     """A bulk read: pages of messages. Its first page is read already; each further page is read on request."""
 
     def __init__(
-        self, reading: TopicReading, first: PollPage, source: PageSource, hold: Hold
+        self, reading: TopicReading, first: PollPage, source: PageSource, usage: Usage
     ) -> None:
-        """Keep the bounded reading and its first page; ``hold`` is the request's."""
+        """Keep the bounded reading and its first page; ``usage`` is the request's."""
         self._reading = reading
         self._first: PollPage | None = first
         self._source = source
-        self._hold = hold
-        self._counted = _count(first, hold, COPIES)
+        self._usage = usage
+        self._counted = _count(first, usage, COPIES)
         self.generation = reading.generation
         self.blocked_by = None if first.count else reading.blocked_by
-        """The write pointer of the open transaction that holds the read at its beginning, if one does."""
+        """The write pointer of the open transaction that blocks the read at its beginning, if one does."""
 
     async def next(self) -> PollPage | None:
         """Return the next page with messages; None at the end. The stream keeps no page.
@@ -107,20 +107,20 @@ class BulkStream:
         """
         page, self._first = self._first, None
         while page is None or not page.count:
-            self._hold.give(BudgetKind.REPLY_BYTES, self._counted)
+            self._usage.give(BudgetKind.REPLY_BYTES, self._counted)
             self._counted = 0
             if self._reading.ended:
                 return None
             page = await self._source.next_page(self._reading, BULK_BYTES)
-            self._counted = _count(page, self._hold, COPIES)
+            self._counted = _count(page, self._usage, COPIES)
         return page
 
 
-def _count(page: PollPage, hold: Hold, copies: int = 1) -> int:
-    """Count the bytes of a large page in the hold; return the counted bytes. Raises Overloaded."""
+def _count(page: PollPage, usage: Usage, copies: int = 1) -> int:
+    """Count the bytes of a large page in the usage; return the counted bytes. Raises Overloaded."""
     if page.bytes < COUNTED_BYTES_MIN:
         return 0
-    hold.take(BudgetKind.REPLY_BYTES, copies * page.bytes)
+    usage.take(BudgetKind.REPLY_BYTES, copies * page.bytes)
     return copies * page.bytes
 
 

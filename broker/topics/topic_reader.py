@@ -1,7 +1,7 @@
 """Read a topic as a consumer: pages of a poll or of a bulk read, from the cache or from storage.
 
 One TopicReading is one poll or one bulk read. It goes through the message log entry by entry, and into the payload
-log of each reference that its consumer may see. It stops at its limit, at an entry that holds it, or at the log's
+log of each reference that its consumer may see. It stops at its limit, at an entry that blocks it, or at the log's
 end, which it notes when it begins. Entries are stored in the wire's format, so a reading takes runs of messages
 (pages.py). It looks into an entry only to judge its edges, its transaction or its lifetime, once for all its messages.
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.errors import BadRequest, Unavailable
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.long_work import Pace
 from broker.model import LOG_KEY_BYTES, LOG_KEY_MAX, LOG_KEY_MIN, LogKey, Poll, Topic
 from broker.storage.entry import Entry
@@ -57,7 +57,7 @@ class _Reference:
 
 
 class TopicReading:
-    """The state of one reading. ``blocked_by`` is the write pointer that holds it, if one does."""
+    """The state of one reading. ``blocked_by`` is the write pointer that blocks it, if one does."""
 
     def __init__(
         self,
@@ -65,18 +65,18 @@ class TopicReading:
         topic: Topic,
         poll: Poll,
         through: LogKey | None = None,
-        hold: Hold | None = None,
+        usage: Usage | None = None,
     ) -> None:
         """Begin at the start of ``poll``, or at the oldest live message.
 
-        With ``through`` the reading is bounded: it has all messages up to that id, and no limit counts. ``hold`` is
+        With ``through`` the reading is bounded: it has all messages up to that id, and no limit counts. ``usage`` is
         the request's: it counts the entries that were read since the last page with messages.
         """
         self.blocked_by: int | None = None
         self.proven: object | None = None
         """The leader that has proven its leadership since this reading began: this reading may use its cache."""
         self._around = around
-        self._hold = hold or Hold(None)
+        self._usage = usage or Usage(None)
         self._pace: Pace | None = None
         self._topic = topic
         self._log = LogId(topic.id, topic.generation)
@@ -128,7 +128,7 @@ class TopicReading:
     def go_on(self) -> None:
         """Let a poll read on after its end, because the log has changed: it may have new messages.
 
-        If a transaction held the reading, it may have been rolled back meanwhile.
+        If a transaction blocked the reading, it may have been rolled back meanwhile.
         """
         self.blocked_by = None
         self._through = None
@@ -161,12 +161,12 @@ class TopicReading:
         page = PollPage(self._runs, self._left_before_page - self._left, self._bytes)
         self._runs, self._left_before_page = [], self._left
         if page.count and self._pace is not None:
-            self._hold.give(BudgetKind.ROWS)
+            self._usage.give(BudgetKind.ROWS)
         return page
 
     async def _count_step(self, rows: int = MESSAGES_AT_ONCE) -> None:
         """Count one step's rows, and let other work run if this took long."""
-        self._hold.take(BudgetKind.ROWS, rows)
+        self._usage.take(BudgetKind.ROWS, rows)
         if self._pace is None:
             self._pace = Pace()
         await self._pace.step()
@@ -295,9 +295,9 @@ class TopicReading:
             entry = entry.within(LOG_KEY_MIN, self._last)
         first = entry.place_after(self._after)
         if first < entry.count and not self._start.inline and not entry.is_reference:
-            # The consumer begins after this message, and has it: even if it is open, it holds nothing back.
+            # The consumer begins after this message, and has it: even if it is open, it blocks nothing.
             first += entry.id(first) == self._start.key
-        # An expired message is never shown, so it holds nothing back either, even if it is open.
+        # An expired message is never shown, so it blocks nothing either, even if it is open.
         first = max(first, entry.place_at(self._oldest_of(entry)))
         if first >= entry.count or entry.is_stub:
             self._around.gaps.note(self._topic.id, entry)
@@ -318,7 +318,7 @@ class TopicReading:
         rolled = bool(entry.rolled) and self._snapshot is not None
         for start, stop in _not_rolled_back(entry, first) if rolled else [(first, entry.count)]:
             verdict = judge(entry.pointer, self._snapshot)
-            if verdict is FetchAction.HOLD:
+            if verdict is FetchAction.BLOCK:
                 self.blocked_by = entry.pointer
                 self.ended = True
                 return False

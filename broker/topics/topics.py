@@ -15,7 +15,7 @@ from broker.errors import (
     TopicExists,
     UnavailableError,
 )
-from broker.http.budget import Hold
+from broker.http.budget import Usage
 from broker.model import (
     LOG_KEY_BYTES,
     LogKey,
@@ -338,14 +338,14 @@ class Topics:
         *,
         wait_s: float = 0.0,
         anywhere: bool = False,
-        hold: Hold | None = None,
+        usage: Usage | None = None,
     ) -> PollStream:
         """Read a page. If it has no message for this consumer, wait for one, at most ``wait_s``.
 
-        A poll with a snapshot does not wait while an open transaction holds it (see ``waiting_polls``).
+        A poll with a snapshot does not wait while an open transaction blocks it (see ``waiting_polls``).
 
         In a cluster a poll waits at the topic's leader. It may wait ``anywhere`` if no leader answers: then it
-        reads storage from time to time. ``hold`` is the request's.
+        reads storage from time to time. ``usage`` is the request's.
 
         Raises:
             TopicNotFound, Overloaded, Unavailable: see broker.errors.
@@ -357,16 +357,16 @@ class Topics:
             self.leaders.must_be_here(topic)
         found, leader = await self._look_up(topic, poll.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        state, hold = self.leaders.state(topic), hold or Hold(None)
+        state, usage = self.leaders.state(topic), usage or Usage(None)
         with state.used():
-            reading = TopicReading(self.around, found, poll, hold=hold)
+            reading = TopicReading(self.around, found, poll, usage=usage)
             reading.proven = leader
             seen = state.changes
             first = await state.next_page(reading)
-            wait = WaitingPoll(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
-            if not first.count and wait_s > 0 and not wait.is_held:
+            wait = WaitingPoll(state, found, reading, self.around.clock.monotonic() + wait_s, usage)
+            if not first.count and wait_s > 0 and not wait.is_blocked:
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
-            return PollStream(reading, first, state, hold)
+            return PollStream(reading, first, state, usage)
 
     async def bulk(
         self,
@@ -374,14 +374,15 @@ class Topics:
         after: MessageId | None,
         through: MessageId,
         snapshot: Snapshot | None = None,
-        hold: Hold | None = None,
+        usage: Usage | None = None,
         *,
         generation: int | None = None,
     ) -> BulkStream:
         """Read all messages in ``(after, through]``, by their log keys (see ``fetch.behind``); None: from the oldest.
 
-        ``hold`` is the request's, and ``generation`` the one that it names. Any node may read them: the messages end at ``through``, at a message of an open
-        transaction that holds the consumer, or with an error. Every read gives the same messages, except those that
+        ``usage`` is the request's, and ``generation`` the one that it names. Any node may read them: the messages end
+        at ``through``, at a message of an open
+        transaction that blocks the consumer, or with an error. Every read gives the same messages, except those that
         have expired or were rolled back.
 
         Raises:
@@ -390,12 +391,12 @@ class Topics:
         """
         found, leader = await self._look_up(topic, generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        state, hold = self.leaders.state(topic), hold or Hold(None)
+        state, usage = self.leaders.state(topic), usage or Usage(None)
         with state.used():
             poll, last = behind(after, snapshot), through[:LOG_KEY_BYTES]
-            reading = TopicReading(self.around, found, poll, last, hold)
+            reading = TopicReading(self.around, found, poll, last, usage)
             reading.proven = leader
-            return BulkStream(reading, await state.next_page(reading, BULK_BYTES), state, hold)
+            return BulkStream(reading, await state.next_page(reading, BULK_BYTES), state, usage)
 
     @property
     def waiting_polls(self) -> int:
@@ -403,30 +404,30 @@ class Topics:
         return self._polls.count
 
     async def browse(
-        self, topic: TopicId, query: BrowseQuery, hold: Hold | None = None
+        self, topic: TopicId, query: BrowseQuery, usage: Usage | None = None
     ) -> EntryPage:
-        """Show messages without the rules of consuming. ``hold`` is the request's."""
+        """Show messages without the rules of consuming. ``usage`` is the request's."""
         found, leader = await self._look_up(topic, query.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        return await browse(self.around, found, query, hold)
+        return await browse(self.around, found, query, usage)
 
     async def blockers(
-        self, topic: TopicId, query: BlockersQuery, hold: Hold | None = None
+        self, topic: TopicId, query: BlockersQuery, usage: Usage | None = None
     ) -> Blockers:
-        """Find the transactions that hold a consumer back. ``hold`` is the request's."""
+        """Find the transactions that block a consumer. ``usage`` is the request's."""
         found, leader = await self._look_up(topic, query.generation)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        return await blockers(self.around, self._ranges, found, query, hold)
+        return await blockers(self.around, self._ranges, found, query, usage)
 
     async def stats(
-        self, topic: TopicId, generation: int | None = None, hold: Hold | None = None
+        self, topic: TopicId, generation: int | None = None, usage: Usage | None = None
     ) -> TopicStats:
         """Return the statistics of a topic; some are estimates."""
         found = await self.get(topic, generation)
         state = self.leaders.state(topic)
         ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
         rates = state.rates(found.generation)
-        return await topic_stats(self.around, found, rates, ahead_ms, hold or Hold(None))
+        return await topic_stats(self.around, found, rates, ahead_ms, usage or Usage(None))
 
     async def lag(self, topic: TopicId, after: MessageId, generation: int | None = None) -> int:
         """Return the number of messages published behind an id, which is in that generation if one is given."""

@@ -5,7 +5,7 @@ is the topic's leader: a poll that begins to wait makes this node claim the topi
 the poll ends with NotLeader, and is forwarded. If no leader answers, a poll may wait anywhere: it then reads storage
 from time to time.
 
-A poll with a snapshot stops waiting once an open transaction holds it: only a fresh snapshot can show more. Its
+A poll with a snapshot stops waiting once an open transaction blocks it: only a fresh snapshot can show more. Its
 consumer gets the answer at once, takes a fresh snapshot, and polls again.
 
 A poll counts against its request's budget only while it waits. So a poll that finds messages at once is never refused
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from broker.errors import NoLeader, TopicNotFound
-from broker.http.budget import BudgetKind, Hold
+from broker.http.budget import BudgetKind, Usage
 from broker.model import Topic
 from broker.topics.leaders import Leaders
 from broker.topics.pages import NO_PAGE, PollPage
@@ -37,7 +37,7 @@ class WaitingPoll(NamedTuple):
     topic: Topic
     reading: TopicReading
     deadline: float
-    hold: Hold
+    usage: Usage
 
     async def read_on(self) -> PollPage:
         """Return the next page, of messages that came since the last one."""
@@ -45,8 +45,8 @@ class WaitingPoll(NamedTuple):
         return await self.state.next_page(self.reading)
 
     @property
-    def is_held(self) -> bool:
-        """Return whether a transaction that is open in the poll's snapshot holds it."""
+    def is_blocked(self) -> bool:
+        """Return whether a transaction that is open in the poll's snapshot blocks it."""
         return self.reading.blocked_by is not None
 
     @property
@@ -57,20 +57,20 @@ class WaitingPoll(NamedTuple):
 
 
 @contextmanager
-def counted(hold: Hold) -> Iterator[None]:
+def counted(usage: Usage) -> Iterator[None]:
     """Count a request among the waiting ones during the block, but only once.
 
     Raises:
         Overloaded: too many requests wait.
     """
-    if BudgetKind.WAITING in hold.held:
+    if BudgetKind.WAITING in usage.used:
         yield
         return
-    hold.take(BudgetKind.WAITING)
+    usage.take(BudgetKind.WAITING)
     try:
         yield
     finally:
-        hold.give(BudgetKind.WAITING)
+        usage.give(BudgetKind.WAITING)
 
 
 class WaitingPolls:
@@ -96,7 +96,7 @@ class WaitingPolls:
             Overloaded: too many polls wait.
             NotLeader: in a cluster, unless ``anywhere``: another node should lead the topic.
         """
-        with counted(wait.hold), self._count_waiting():
+        with counted(wait.usage), self._count_waiting():
             if self._around.is_alone:
                 return await self._wait_for_commits(wait, seen)
             if anywhere:
@@ -120,14 +120,14 @@ class WaitingPolls:
                 break
             seen = state.changes
             page = await wait.read_on()
-            if page.count or wait.is_held:
+            if page.count or wait.is_blocked:
                 return page
         return NO_PAGE
 
     async def _wait_as_leader(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Wait as the topic's leader, and claim the topic if need be. Raises NotLeader."""
         page = NO_PAGE
-        while not (page.count or wait.is_held or self._draining or wait.is_over):
+        while not (page.count or wait.is_blocked or self._draining or wait.is_over):
             if self._around.clock.monotonic() >= wait.deadline:
                 break
             if wait.state.leader is not None:
@@ -153,6 +153,6 @@ class WaitingPolls:
             await wait.state.changed(seen, min(left_s, READ_AGAIN_S))
             seen = wait.state.changes
             page = await wait.read_on()
-            if page.count or wait.is_held:
+            if page.count or wait.is_blocked:
                 return page
         return NO_PAGE

@@ -2,11 +2,11 @@
 
 ::
 
-    socket ──bytes──▶ held, counted ──whole frame──▶ read in steps ──▶ service ──answer──▶ socket
+    socket ──bytes──▶ kept, counted ──whole frame──▶ read in steps ──▶ service ──answer──▶ socket
                       bound, deadline                 one at a time
 
-The connection checks a frame's length before it holds the frame. It serves one call at a time. Meanwhile it holds at
-most about HELD_BYTES_MAX of the bytes behind the call, and then stops reading the socket. A frame must arrive whole
+The connection checks a frame's length before it keeps the frame. It serves one call at a time. Meanwhile it keeps at
+most about BEHIND_BYTES_MAX of the bytes behind the call, and then stops reading the socket. A frame must arrive whole
 within a time limit. A connection without a begun frame may stay open for ever, since Tephra's client keeps a pool of
 connections.
 
@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from broker import logs
 from broker.errors import BadRequest, BrokerError, Overloaded
-from broker.http.budget import Account, BudgetKind, Cut, Hold
+from broker.http.budget import Account, BudgetKind, Cut, Usage
 from broker.long_work import heavy
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_service import TephraAnswer
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 AT_ONCE_BYTES_MAX: Final = 8 * 1024
 """A frame up to this length is read at once. That takes at most 5 ms."""
-HELD_BYTES_MAX: Final = 64 * 1024
-"""How many bytes of further calls are held during a call before the socket is not read any more."""
+BEHIND_BYTES_MAX: Final = 64 * 1024
+"""How many bytes of further calls are kept during a call before the socket is not read any more."""
 WRITE_BUFFER_BYTES: Final = 64 * 1024
 UNKNOWN_METHOD: Final = "unknown_method"
 
@@ -56,7 +56,7 @@ class TephraConnection(asyncio.BufferedProtocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._account: Account
-        self._hold: Hold
+        self._usage: Usage
         self._incoming = frames.Incoming()
         self._behind: list[bytes] = []
         """The bytes behind the current call."""
@@ -91,7 +91,7 @@ class TephraConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._account = self._server.budgets.account(str(peer[0]) if peer else "", self._cut)
-        self._hold = Hold(self._account)
+        self._usage = Usage(self._account)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         connected = transport.get_extra_info("socket")
         if connected is not None:
@@ -119,7 +119,7 @@ class TephraConnection(asyncio.BufferedProtocol):
             return
         self._last_commit = None
         try:
-            self._hold.take(BudgetKind.BODY_BYTES, len(data))
+            self._usage.take(BudgetKind.BODY_BYTES, len(data))
         except (BrokerError, Cut) as error:
             self.refuse(error)
             return
@@ -128,7 +128,7 @@ class TephraConnection(asyncio.BufferedProtocol):
             return
         self._behind.append(data)
         self._behind_bytes += len(data)
-        if self._behind_bytes > HELD_BYTES_MAX and not self._is_paused and self._transport:
+        if self._behind_bytes > BEHIND_BYTES_MAX and not self._is_paused and self._transport:
             self._is_paused = True
             self._transport.pause_reading()
 
@@ -146,13 +146,13 @@ class TephraConnection(asyncio.BufferedProtocol):
         self._incoming = frames.Incoming()
         self._behind.clear()
         if self._is_reading and self._task is not None:
-            # The hold no longer counts the frame, and no client waits for the answer.
+            # The usage no longer counts the frame, and no client waits for the answer.
             self._task.cancel()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         if self._last_commit is not None:
             self._server.service.commits.put_in_doubt(self._last_commit)
-        self._hold.close()
+        self._usage.close()
         self._account.close()
         self._server.left(self)
 
@@ -196,7 +196,7 @@ class TephraConnection(asyncio.BufferedProtocol):
                     call = await self._read(segments)
                 self._is_reading = False
                 segments.clear()
-                self._hold.give(BudgetKind.BODY_BYTES, size)
+                self._usage.give(BudgetKind.BODY_BYTES, size)
                 answer = call
                 if isinstance(call, frames.TephraCall):
                     answer = await self._server.service.answer(call, self._client())
@@ -206,7 +206,7 @@ class TephraConnection(asyncio.BufferedProtocol):
                 await self._send(answer)
         finally:
             self._is_reading = False
-            self._hold.give(BudgetKind.ITEMS)
+            self._usage.give(BudgetKind.ITEMS)
             self._task = None
             self.idle_since_s = self._server.loop.time()
             self._next()
@@ -219,7 +219,7 @@ class TephraConnection(asyncio.BufferedProtocol):
             self._behind.clear()
             self._behind_bytes = 0
             self._feed(behind)
-        if self._is_paused and self._behind_bytes <= HELD_BYTES_MAX and not self._ends:
+        if self._is_paused and self._behind_bytes <= BEHIND_BYTES_MAX and not self._ends:
             self._is_paused = False
             self._transport.resume_reading()
         if (self._sent_all and self._task is None) or (self._server.draining and not self.in_use):
@@ -259,8 +259,8 @@ class TephraConnection(asyncio.BufferedProtocol):
 
     def _take(self, count: int) -> None:
         if self._transport is None:
-            raise Cut("The client has gone, so the hold counts nothing any more.")
-        self._hold.take(BudgetKind.ITEMS, count)
+            raise Cut("The client has gone, so the usage counts nothing any more.")
+        self._usage.take(BudgetKind.ITEMS, count)
 
     async def _send(self, answer: TephraAnswer) -> None:
         """Send an answer, and wait until the client has read most of it."""

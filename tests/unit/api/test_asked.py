@@ -12,7 +12,7 @@ from broker.api import asked, publish
 from broker.api.asked import AT_ONCE_BYTES_MAX, JSON_BYTES_MAX, BodyType, body_type, bytes_max
 from broker.api.publish import FEW_MAX
 from broker.errors import BadRequest, BodyTooLarge
-from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
+from broker.http.budget import Bounds, BudgetKind, Budgets, Usage
 from broker.http.request import Request
 from broker.long_work import COUNTED_AT_ONCE, heavy
 from broker.wire import Take, avro
@@ -80,8 +80,8 @@ PUBLISH = topic_path("t", "publish")
 SMALL, LARGE = bytes(AT_ONCE_BYTES_MAX), bytes(AT_ONCE_BYTES_MAX + 1)
 
 
-def request(body: bytes, hold: Hold | None = None) -> Request:
-    return Request("POST", PUBLISH, "", {}, body, hold=hold)
+def request(body: bytes, usage: Usage | None = None) -> Request:
+    return Request("POST", PUBLISH, "", {}, body, usage=usage)
 
 
 def by_thread(_: bytes, *, take: object) -> int:
@@ -97,36 +97,36 @@ async def test_a_small_body_is_decoded_at_once_and_a_large_one_in_a_thread() -> 
 async def test_a_client_that_goes_ends_the_decoding_of_its_body() -> None:
     counts = threading.Event()
     budgets = Budgets()
-    hold = Hold(budgets.account("::1", lambda _: None))
+    usage = Usage(budgets.account("::1", lambda _: None))
 
     def endless(_: bytes, *, take: Take) -> None:
         while True:
             counts.set()
             take(COUNTED_AT_ONCE)
 
-    reading = asyncio.create_task(asked.read(request(LARGE, hold), endless))
+    reading = asyncio.create_task(asked.read(request(LARGE, usage), endless))
     assert await asyncio.to_thread(counts.wait, 10)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(reading, 10)
-    hold.close()
-    assert budgets.held[BudgetKind.ITEMS] == 0
+    usage.close()
+    assert budgets.used[BudgetKind.ITEMS] == 0
 
 
 async def test_items_of_a_large_body_are_held_for_its_request() -> None:
     budgets = Budgets({BudgetKind.ITEMS: Bounds(20_000, 30_000, 30_000)})
-    hold = Hold(budgets.account("::1", lambda _: None))
+    usage = Usage(budgets.account("::1", lambda _: None))
 
     async def read(count: int) -> None:
         body = b"\x02" + avro.encode_long(count) + bytes(count) + b"\0"
         await asked.read(
-            request(body, hold), partial(avro.decode_publish_request, messages_max=99_999)
+            request(body, usage), partial(avro.decode_publish_request, messages_max=99_999)
         )
 
     await read(20_000)
-    assert budgets.held[BudgetKind.ITEMS] == 20_000
-    hold.close()
-    assert budgets.held[BudgetKind.ITEMS] == 0
+    assert budgets.used[BudgetKind.ITEMS] == 20_000
+    usage.close()
+    assert budgets.used[BudgetKind.ITEMS] == 0
     with pytest.raises(BodyTooLarge, match="20,000 items"):
         await read(20_001)
 
@@ -144,15 +144,15 @@ async def test_a_few_messages_are_decoded_at_once_however_long(
 
     monkeypatch.setattr(asked, "heavy", noted)
     budgets = Budgets()
-    hold = Hold(budgets.account("::1", lambda _: None))
+    usage = Usage(budgets.account("::1", lambda _: None))
     one = avro.encode_bytes(bytes(100))
     blocks = [min(in_a_block, count - at) for at in range(0, count, in_a_block)]
     body = b"".join([b"\x02", *[avro.encode_long(each) + one * each for each in blocks], b"\0"])
-    asking = Request("POST", PUBLISH, "", {"Content-Type": "avro/binary"}, body, hold=hold)
+    asking = Request("POST", PUBLISH, "", {"Content-Type": "avro/binary"}, body, usage=usage)
     found, _ = await publish.decoded(asking, raw=False, messages_max=99_999)
     assert found.payloads == [bytes(100)] * count
     assert calls == ["::/64"] * in_a_thread
-    assert budgets.held[BudgetKind.ITEMS] == count
+    assert budgets.used[BudgetKind.ITEMS] == count
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("application/json", 2), ("text/plain", 1)])
@@ -163,7 +163,7 @@ async def test_messages_count_beside_the_body_that_they_were_decoded_from(
     publish = broker.topics.publish
 
     async def noted(*asked: Any) -> Any:
-        held.append(broker.server.budgets.held[BudgetKind.BODY_BYTES])
+        held.append(broker.server.budgets.used[BudgetKind.BODY_BYTES])
         return await publish(*asked)
 
     monkeypatch.setattr(broker.topics, "publish", noted)
@@ -174,4 +174,4 @@ async def test_messages_count_beside_the_body_that_they_were_decoded_from(
         ).status == 200
         await eventually(lambda: not broker.server.busy, lambda: broker.server.busy)
     assert held == [copies * len(body)]
-    assert broker.server.budgets.held[BudgetKind.BODY_BYTES] == 0
+    assert broker.server.budgets.used[BudgetKind.BODY_BYTES] == 0

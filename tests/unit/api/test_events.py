@@ -13,7 +13,7 @@ from broker.clock import SystemClock
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import EVERYTHING, HERE, Everything, TopicPlacement
 from broker.errors import Overloaded
-from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
+from broker.http.budget import Bounds, BudgetKind, Budgets, Usage
 from broker.http.reply import ChunkedReply
 from broker.http.request import PathNames, Request
 from broker.model import TopicId
@@ -279,23 +279,23 @@ async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
 
 
 async def test_a_stream_counts_what_another_node_sends_before_it_keeps_it() -> None:
-    payload, hold = b"a" * 300_000, Hold(SMALL.account("a", lambda _: None))
+    payload, usage = b"a" * 300_000, Usage(SMALL.account("a", lambda _: None))
     whole = b"".join(messages.page(1, [b"\x28" + bytes(20) + encode_bytes(payload)], [])) + END
 
     async def chunks() -> AsyncGenerator[bytes]:
         for at in range(0, len(whole), 100_000):
             yield whole[at : at + 100_000]
-            held.append(hold.held.get(BudgetKind.REPLY_BYTES, 0))
+            held.append(usage.used.get(BudgetKind.REPLY_BYTES, 0))
 
     held: list[int] = []
-    async for found in RoutedPage(ChunkedReply(chunks(), MESSAGES), hold).messages():
+    async for found in RoutedPage(ChunkedReply(chunks(), MESSAGES), usage).messages():
         assert [message.payload for message in found] == [payload]
-        assert hold.held[BudgetKind.REPLY_BYTES] == len(whole)
+        assert usage.used[BudgetKind.REPLY_BYTES] == len(whole)
     assert held == [100_000, 200_000, 300_000, 0]
-    assert not hold.held
+    assert not usage.used
 
-    hold.take(BudgetKind.REPLY_BYTES, 100_000)
+    usage.take(BudgetKind.REPLY_BYTES, 100_000)
     with pytest.raises(Overloaded):
-        async for _ in RoutedPage(ChunkedReply(chunks(), MESSAGES), hold).messages():
+        async for _ in RoutedPage(ChunkedReply(chunks(), MESSAGES), usage).messages():
             pass
-    assert hold.held == {BudgetKind.REPLY_BYTES: 100_000}
+    assert usage.used == {BudgetKind.REPLY_BYTES: 100_000}

@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from broker.api import asked
 from broker.config.sections import Config, LimitsConfig
-from broker.http.budget import BudgetKind, Budgets, Hold
+from broker.http.budget import BudgetKind, Budgets, Usage
 from broker.http.reply import ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
@@ -59,15 +59,17 @@ async def test_polls_read_published_messages(broker: Broker) -> None:
 
 async def test_a_poll_that_waits_holds_no_body(broker: Broker) -> None:
     budgets = Budgets()
-    hold = Hold(budgets.account("a", lambda _: None))
+    usage = Usage(budgets.account("a", lambda _: None))
     body = avro.encode_poll(Poll())
-    hold.take(BudgetKind.BODY_BYTES, len(body))
+    usage.take(BudgetKind.BODY_BYTES, len(body))
     found = broker.dispatch.router.find("POST", POLL)
-    waits = Request("POST", POLL, "wait=20", CIMultiDict(AVRO), body, names=found.names, hold=hold)
+    waits = Request(
+        "POST", POLL, "wait=20", CIMultiDict(AVRO), body, names=found.names, usage=usage
+    )
     waiting = asyncio.create_task(broker.dispatch.answer(found, waits))
     await broker.someone_waits()
     assert waits.body == b""
-    assert budgets.held[BudgetKind.BODY_BYTES] == 0
+    assert budgets.used[BudgetKind.BODY_BYTES] == 0
     await broker.call("POST", PUBLISH, TWO, AVRO)
     answer = await waiting
     assert isinstance(answer, Reply)
@@ -109,12 +111,12 @@ async def test_the_largest_snapshot_fits_into_a_poll(broker: Broker) -> None:
 
 async def test_pointers_of_a_snapshot_are_counted(broker: Broker) -> None:
     budgets = Budgets()
-    hold = Hold(budgets.account("::1", lambda _: None))
+    usage = Usage(budgets.account("::1", lambda _: None))
     snapshot = Snapshot(transaction_id=9, read_pointer=8, invalids=range(10_000))
     body = avro.encode_poll(Poll(snapshot=snapshot))
-    waits = Request("POST", POLL, "", CIMultiDict(AVRO), body, hold=hold)
+    waits = Request("POST", POLL, "", CIMultiDict(AVRO), body, usage=usage)
     await asked.read(waits, avro.decode_poll)
-    assert budgets.held[BudgetKind.ITEMS] == 10_000 // 8
+    assert budgets.used[BudgetKind.ITEMS] == 10_000 // 8
 
 
 async def test_polls_in_plain_json(broker: Broker) -> None:

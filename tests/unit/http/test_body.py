@@ -29,7 +29,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def held(broker: Broker) -> int:
-    return broker.server.budgets.held[BudgetKind.BODY_BYTES]
+    return broker.server.budgets.used[BudgetKind.BODY_BYTES]
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http import body as body_module
 from broker.http.body import BodyReader, BodyTimeouts, Pieces
-from broker.http.budget import Bounds, BudgetKind, Budgets, Cut, Hold
+from broker.http.budget import Bounds, BudgetKind, Budgets, Cut, Usage
 from broker.http.inflater import MEMBERS_MAX, STEP_BYTES_MAX, Inflater
 from tests.kit.bench import settle
 
@@ -37,7 +37,7 @@ def came(*pieces: bytes, ends: bool = True) -> StreamReader:
     return content
 
 
-class Watched(Hold):
+class Watched(Usage):
     """A request's hold that records its amount after each change."""
 
     __slots__ = ("_sent",)
@@ -60,16 +60,16 @@ class Sent:
         self.budgets = Budgets({BODY: bounds})
         self.heights: list[int] = []
         """The amount held after each piece."""
-        self.hold = Watched(self)
+        self.usage = Watched(self)
 
     async def read(self, *pieces: bytes, gzipped: bool = False, most: int | None = None) -> bytes:
         """Read a body that arrives in pieces."""
         headers = GZIP if gzipped else {}
-        return await self.reader.read(came(*pieces), headers, self.hold, most)
+        return await self.reader.read(came(*pieces), headers, self.usage, most)
 
     @property
     def held(self) -> int:
-        return self.budgets.held[BODY]
+        return self.budgets.used[BODY]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_a_connection_cut_as_its_body_ends_has_no_body(sent: Sent) -> None
     """Its client is told that the request was refused, so that it sends it again."""
     account = sent.budgets.account("b", lambda _: None)
     content = came(b"body", ends=False)
-    reading = asyncio.ensure_future(sent.reader.read(content, {}, Hold(account)))
+    reading = asyncio.ensure_future(sent.reader.read(content, {}, Usage(account)))
     await settle(5)
     content.feed_eof()
     account.cut(BODY)
@@ -261,7 +261,7 @@ async def test_a_body_that_never_ends_is_given_up_at_its_deadline() -> None:
     reader = BodyReader(Config(server=server, limits=LimitsConfig()))
     content = came(gzip.compress(b"x" * 100)[:-1], ends=False)
     with pytest.raises(BadRequest, match=r"did not arrive whole within 0\.1 seconds"):
-        await reader.read(content, GZIP, Hold(None))
+        await reader.read(content, GZIP, Usage(None))
 
 
 def test_deflate_without_a_head_is_no_gzip() -> None:

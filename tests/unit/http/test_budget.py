@@ -6,7 +6,7 @@ import pytest
 
 from broker.config.sections import Config
 from broker.errors import BodyTooLarge, Overloaded
-from broker.http.budget import DEFAULTS, Account, Bounds, BudgetKind, Budgets, Cut, Hold, caller_at
+from broker.http.budget import DEFAULTS, Account, Bounds, BudgetKind, Budgets, Cut, Usage, caller_at
 from broker.topics.streams import COPIES
 
 BODY = BudgetKind.BODY_BYTES
@@ -30,7 +30,7 @@ def test_one_connection_has_its_own_bound(budgets: Budgets) -> None:
     client.account.take(BODY, 60)
     with pytest.raises(BodyTooLarge, match="60"):
         client.account.take(BODY, 1)
-    assert budgets.held[BODY] == 60
+    assert budgets.used[BODY] == 60
     assert budgets.refused[BODY] == 1
 
 
@@ -41,7 +41,7 @@ def test_the_largest_connection_of_a_full_caller_is_cut(budgets: Budgets) -> Non
     small.account.take(BODY, 10)
     assert large.cut_by == [BODY]
     assert small.cut_by == []
-    assert budgets.held[BODY] == 30
+    assert budgets.used[BODY] == 30
     with pytest.raises(Cut):
         large.account.take(BODY, 1)
 
@@ -53,7 +53,7 @@ def test_the_largest_holder_is_refused_when_it_asks_itself(budgets: Budgets) -> 
     with pytest.raises(Overloaded, match="body_bytes"):
         large.account.take(BODY, 10)
     assert (small.cut_by, large.cut_by) == ([], [])
-    assert budgets.held[BODY] == 75
+    assert budgets.used[BODY] == 75
 
 
 def test_on_a_full_node_the_caller_that_holds_most_is_cut(budgets: Budgets) -> None:
@@ -65,7 +65,7 @@ def test_on_a_full_node_the_caller_that_holds_most_is_cut(budgets: Budgets) -> N
         other.account.take(BODY, 15)
     assert [each.cut_by for each in others] == [[], [], []]
     assert sorted(len(each.cut_by) for each in attackers) == [0, 1]
-    assert budgets.held[BODY] == 40 + 45
+    assert budgets.used[BODY] == 40 + 45
 
 
 def test_a_caller_of_many_small_holders_gives_way_to_a_larger_request(budgets: Budgets) -> None:
@@ -76,7 +76,7 @@ def test_a_caller_of_many_small_holders_gives_way_to_a_larger_request(budgets: B
     third.account.take(BODY, 25)
     assert third.cut_by == []
     assert sum(len(each.cut_by) for each in stalled) == 13
-    assert budgets.held[BODY] == 2 * 37 + 25
+    assert budgets.used[BODY] == 2 * 37 + 25
 
 
 def test_the_largest_caller_is_refused_although_others_hold_in_one_connection() -> None:
@@ -133,19 +133,19 @@ def test_a_closed_connection_holds_nothing(budgets: Budgets) -> None:
     client = Client(budgets, "a")
     client.account.take(BODY, 50)
     client.account.close()
-    assert budgets.held[BODY] == 0
+    assert budgets.used[BODY] == 0
     assert budgets.callers == {}
 
 
 def test_a_request_gives_back_its_holdings(budgets: Budgets) -> None:
     client = Client(budgets, "a")
-    hold = Hold(client.account)
-    hold.take(BODY, 50)
-    hold.take(BudgetKind.ITEMS, 7)
-    hold.give(BODY)
-    assert budgets.held[BODY] == 0
-    hold.close()
-    assert budgets.held[BudgetKind.ITEMS] == 0
+    usage = Usage(client.account)
+    usage.take(BODY, 50)
+    usage.take(BudgetKind.ITEMS, 7)
+    usage.give(BODY)
+    assert budgets.used[BODY] == 0
+    usage.close()
+    assert budgets.used[BudgetKind.ITEMS] == 0
 
 
 def test_lines_of_the_log_are_counted_by_the_second(budgets: Budgets) -> None:

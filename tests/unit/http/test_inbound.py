@@ -34,7 +34,7 @@ WAITING = request(
 
 
 def held(broker: Broker) -> int:
-    return broker.server.budgets.held[BudgetKind.HEAD_BYTES]
+    return broker.server.budgets.used[BudgetKind.HEAD_BYTES]
 
 
 async def test_of_too_many_begun_heads_the_largest_is_cut(broker: Broker, http: Http) -> None:

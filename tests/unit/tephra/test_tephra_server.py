@@ -36,7 +36,7 @@ class World:
         return client
 
     async def until(self, happens: Callable[[], object]) -> None:
-        await eventually(happens, lambda: (self.script.calls, dict(self.budgets.held)), DEADLINE_S)
+        await eventually(happens, lambda: (self.script.calls, dict(self.budgets.used)), DEADLINE_S)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def test_a_call_may_come_in_pieces(world: World) -> None:
     ends = [1, 4, 5, len(frame) - 1]
     for start, end in pairwise([0, *ends]):
         client.writer.write(frame[start:end])
-        await world.until(lambda end=end: world.budgets.held[BudgetKind.BODY_BYTES] == end)
+        await world.until(lambda end=end: world.budgets.used[BudgetKind.BODY_BYTES] == end)
     client.writer.write(frame[-1:])
     assert (await client.answer("invalidTxSize")).success == 5
 
@@ -126,25 +126,25 @@ async def test_a_frame_must_come_whole_in_time(world: World) -> None:
     client = await world.connect()
     client.writer.write(struct.pack(">i", 100) + b"x")
     assert await client.ended()
-    assert not world.budgets.held[BudgetKind.BODY_BYTES]
+    assert not world.budgets.used[BudgetKind.BODY_BYTES]
 
 
 async def test_held_bytes_are_counted_and_given_back(world: World) -> None:
     client = await world.connect()
     client.writer.write(struct.pack(">i", 100) + b"x" * 10)
-    await world.until(lambda: world.budgets.held[BudgetKind.BODY_BYTES] == 14)
+    await world.until(lambda: world.budgets.used[BudgetKind.BODY_BYTES] == 14)
     client.close()
-    await world.until(lambda: not world.budgets.held[BudgetKind.BODY_BYTES])
+    await world.until(lambda: not world.budgets.used[BudgetKind.BODY_BYTES])
     client = await world.connect()
     gate = asyncio.get_running_loop().create_future()
     world.script.answers = [lambda: gate]
     client.send(message("canCommitOrThrow", tx=1, changes=[b"a", b"b"]))
     await world.until(lambda: world.script.calls)
-    assert world.budgets.held[BudgetKind.ITEMS] == 2
+    assert world.budgets.used[BudgetKind.ITEMS] == 2
     gate.set_result(None)
     await client.answer("canCommitOrThrow")
-    await world.until(lambda: not world.budgets.held[BudgetKind.ITEMS])
-    assert not world.budgets.held[BudgetKind.BODY_BYTES]
+    await world.until(lambda: not world.budgets.used[BudgetKind.ITEMS])
+    assert not world.budgets.used[BudgetKind.BODY_BYTES]
 
 
 async def test_a_waiting_call_is_given_up_with_its_connection(world: World) -> None:
@@ -175,9 +175,9 @@ async def test_little_is_held_behind_a_call(world: World) -> None:
     large = message("startShortClientId", clientId="x" * 200_000)
     client.send(*[large] * 20)
     await world.until(
-        lambda: world.budgets.held[BudgetKind.BODY_BYTES] > tephra_connection.HELD_BYTES_MAX
+        lambda: world.budgets.used[BudgetKind.BODY_BYTES] > tephra_connection.BEHIND_BYTES_MAX
     )
-    assert world.budgets.held[BudgetKind.BODY_BYTES] < 1_000_000
+    assert world.budgets.used[BudgetKind.BODY_BYTES] < 1_000_000
     gate.set_result(1)
     assert (await client.answer("invalidTxSize")).success == 1
     for _ in range(20):

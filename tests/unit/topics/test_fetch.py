@@ -24,7 +24,7 @@ from broker.topics.fetch import (
     expires_at_ms,
     judge,
     lives,
-    oldest_held,
+    oldest_blocking,
     oldest_live,
     start_of,
 )
@@ -150,11 +150,11 @@ SNAPSHOT = Snapshot(
         (None, FetchAction.TAKE),
         (40, FetchAction.TAKE),
         (-40, FetchAction.SKIP),
-        (50, FetchAction.HOLD),
+        (50, FetchAction.BLOCK),
         (-50, FetchAction.SKIP),
         (60, FetchAction.SKIP),
         (100, FetchAction.TAKE),
-        (101, FetchAction.HOLD),
+        (101, FetchAction.BLOCK),
         (150, FetchAction.SKIP),
         (200, FetchAction.TAKE),
         (201, FetchAction.TAKE),
@@ -182,5 +182,5 @@ def test_no_older_pointer_holds(
         invalids=invalids,
         visibility=visibility,
     )
-    held = [p for p in range(1, 40) if judge(p, snapshot) is FetchAction.HOLD]
-    assert all(pointer >= oldest_held(snapshot) for pointer in held)
+    held = [p for p in range(1, 40) if judge(p, snapshot) is FetchAction.BLOCK]
+    assert all(pointer >= oldest_blocking(snapshot) for pointer in held)

@@ -7,7 +7,7 @@ import pytest
 
 from broker import long_work
 from broker.errors import Overloaded
-from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
+from broker.http.budget import Bounds, BudgetKind, Budgets, Usage
 from broker.model import Message, Poll, Snapshot
 from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, PollPage
 from broker.topics.topic_reader import MESSAGES_AT_ONCE
@@ -42,12 +42,12 @@ async def test_a_poll_that_skips_many_messages_lets_other_tasks_run(
     await _skipped_then_one(bench)
     if not is_cached:
         bench.forget_cache()
-    hold = Hold(None)
-    poll = asyncio.ensure_future(bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), hold=hold))
+    usage = Usage(None)
+    poll = asyncio.ensure_future(bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), usage=usage))
     most_between = before = 0
     while not poll.done():
         await settle(1)
-        rows = hold.held.get(BudgetKind.ROWS, 0)
+        rows = usage.used.get(BudgetKind.ROWS, 0)
         most_between, before = max(most_between, rows - before), max(before, rows)
     assert [m.payload async for some in poll.result().messages() for m in some] == [b"seen"]
     assert before >= SKIPPED - MESSAGES_AT_ONCE
@@ -60,15 +60,15 @@ async def test_skipped_rows_are_counted_and_limited(bench: Bench, is_cached: boo
     if not is_cached:
         bench.forget_cache()
     budgets = Budgets({BudgetKind.ROWS: Bounds(2 * MESSAGES_AT_ONCE, SKIPPED * 2, SKIPPED * 2)})
-    hold = Hold(budgets.account("client", lambda _: None))
+    usage = Usage(budgets.account("client", lambda _: None))
     with pytest.raises(Overloaded):
-        await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), hold=hold)
-    assert hold.held[BudgetKind.ROWS] == 2 * MESSAGES_AT_ONCE
-    hold.close()
+        await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), usage=usage)
+    assert usage.used[BudgetKind.ROWS] == 2 * MESSAGES_AT_ONCE
+    usage.close()
     limit = 2 * MESSAGES_AT_ONCE + 1
-    stream = await bench.topics.poll(TOPIC, Poll(limit=limit), hold=hold)
+    stream = await bench.topics.poll(TOPIC, Poll(limit=limit), usage=usage)
     assert sum([len(some) async for some in stream.messages()]) == limit
-    assert BudgetKind.ROWS not in hold.held, "messages that are given out count no more"
+    assert BudgetKind.ROWS not in usage.used, "messages that are given out count no more"
 
 
 @pytest.mark.parametrize("limit", [1, 100])
@@ -78,10 +78,10 @@ async def test_a_poll_for_few_messages_skips_many_in_few_reads_and_counts_them(
     await _skipped_then_one(bench)
     bench.forget_cache()
     budgets = Budgets({BudgetKind.ROWS: Bounds(SKIPPED // 2, SKIPPED * 2, SKIPPED * 2)})
-    hold = Hold(budgets.account("client", lambda _: None))
+    usage = Usage(budgets.account("client", lambda _: None))
     with pytest.raises(Overloaded):
-        await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT, limit=limit), hold=hold)
-    hold.close()
+        await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT, limit=limit), usage=usage)
+    usage.close()
     bench.table.calls.clear()
     stream = await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT, limit=limit))
     assert [m.payload async for some in stream.messages() for m in some] == [b"seen"]
@@ -116,13 +116,13 @@ async def test_a_large_page_is_counted_until_it_is_taken(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"a" * 3_000_000)
     await bench.publish(b"b" * 3_000_000)
-    hold = Hold(None)
-    stream = await bench.topics.poll(TOPIC, Poll(), hold=hold)
+    usage = Usage(None)
+    stream = await bench.topics.poll(TOPIC, Poll(), usage=usage)
     most = 0
     async for _ in stream.blocks():
-        most = max(most, hold.held[BudgetKind.REPLY_BYTES])
+        most = max(most, usage.used[BudgetKind.REPLY_BYTES])
     assert 3_000_000 < most < 3_100_000
-    assert not hold.held
+    assert not usage.used
 
 
 async def test_the_messages_of_a_large_page_stay_in_its_memory(bench: Bench) -> None:
@@ -130,12 +130,12 @@ async def test_the_messages_of_a_large_page_stay_in_its_memory(bench: Bench) -> 
     await bench.publish(b"a" * 3_000_000)
     await bench.stored(50, b"b" * 3_000_000)
     await bench.publish(pointer=50)
-    hold = Hold(None)
-    stream = await bench.topics.poll(TOPIC, Poll(), hold=hold)
+    usage = Usage(None)
+    stream = await bench.topics.poll(TOPIC, Poll(), usage=usage)
     found = []
     async for some in stream.messages():
-        assert 3_000_000 < hold.held[BudgetKind.REPLY_BYTES] < 3_100_000
+        assert 3_000_000 < usage.used[BudgetKind.REPLY_BYTES] < 3_100_000
         assert isinstance(some[0].payload, memoryview)
         found.append(bytes(some[0].payload))
     assert found == [b"a" * 3_000_000, b"b" * 3_000_000]
-    assert not hold.held
+    assert not usage.used

@@ -11,7 +11,7 @@ from broker.errors import (
     NoLeader,
     Overloaded,
 )
-from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Hold
+from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Usage
 from broker.model import Poll, RollbackRange, Snapshot
 from broker.topics.streams import PollStream
 from broker.topics.topic_state import WOKEN_AT_ONCE
@@ -124,19 +124,19 @@ async def test_waiting_polls_are_counted_while_they_wait(bench: Bench) -> None:
     accounts = [budgets.account("client", lambda _: None) for _ in range(3)]
 
     def wait_as(account: Account, wait_s: float) -> asyncio.Future[PollStream]:
-        hold = Hold(account)
-        return asyncio.ensure_future(bench.topics.poll(TOPIC, Poll(), wait_s=wait_s, hold=hold))
+        usage = Usage(account)
+        return asyncio.ensure_future(bench.topics.poll(TOPIC, Poll(), wait_s=wait_s, usage=usage))
 
     await bench.create()
     polls = [wait_as(account, 5) for account in accounts[:2]]
     await bench.pass_ms(1)
-    assert budgets.held[BudgetKind.WAITING] == bench.topics.waiting_polls == 2
+    assert budgets.used[BudgetKind.WAITING] == bench.topics.waiting_polls == 2
     with pytest.raises(Overloaded):
         await wait_as(accounts[2], 5)
     assert await bench.payloads() == [], "a poll that does not wait is allowed"
     for poll in polls:
         await poll
-    assert not budgets.held[BudgetKind.WAITING]
+    assert not budgets.used[BudgetKind.WAITING]
     assert (await wait_as(accounts[2], 1)).empty
     await bench.publish(b"a")
     assert await bench.payloads() == [b"a"]

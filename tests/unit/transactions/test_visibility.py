@@ -20,8 +20,8 @@ Result = TypeVar("Result")
 SETTINGS = TransactionSettings()
 FATES = ("open", "committing", "commit", "abort", "invalidate", "time out", "time out, abort")
 SEEN = {
-    "open": FetchAction.HOLD,
-    "committing": FetchAction.HOLD,
+    "open": FetchAction.BLOCK,
+    "committing": FetchAction.BLOCK,
     "commit": FetchAction.TAKE,
     "abort": FetchAction.TAKE,
     "invalidate": FetchAction.SKIP,
@@ -90,7 +90,7 @@ def test_a_consumer_takes_skips_or_waits_at_each_pointer(order: tuple[int, ...])
         for mine, (fate, long) in zip(pointers, three, strict=True):
             wanted = (SEEN_OF_LONG if long else SEEN)[fate]
             for pointer in mine:
-                assert judge(pointer, before) is FetchAction.HOLD
+                assert judge(pointer, before) is FetchAction.BLOCK
                 assert judge(pointer, after) is wanted, (three, pointer, after)
         for copy in (
             decode_transaction(encode_transaction(after)),
