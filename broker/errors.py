@@ -321,6 +321,23 @@ class StorageCorrupt(BrokerError):
     http_status = 500
 
 
+class TaskFailed(Exception):
+    """A task of a command, such as an export, can't go on. The message is for its user: the reason, and what to do."""
+
+    outcome: ClassVar[Outcome] = "refused"
+
+    @property
+    def message(self) -> str:
+        """The text for people."""
+        return str(self)
+
+
+class DoneInPart(TaskFailed):
+    """A task failed after it had done a part of its work, or may have done it."""
+
+    outcome = "unknown"
+
+
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to the installation that runs this.
 

@@ -120,6 +120,11 @@ def rfc3339_or_none(time_ms: int) -> str | None:
     return rfc3339(time_ms) if 0 <= time_ms <= MOMENT_MAX_MS else None
 
 
+def time_text(time_ms: int) -> str:
+    """Return a moment in UTC; the digits alone if it lies beyond the calendar."""
+    return rfc3339_or_none(time_ms) or str(time_ms)
+
+
 def span_ms(text: str, *, bare: str | None = None) -> float:
     """Return the ms of a span's text. A number without a unit has the unit ``bare``; None: it is refused.
 

@@ -24,13 +24,13 @@ from broker.cli import (
     top,
     topics,
     transactions,
+    transfer,
 )
 from broker.cli.broker_calls import take_json
 from broker.cli.contexts import GivenOptions
 from broker.cli.problems import ending
 from broker.cli.rowlog import rowlog
 from broker.cli.streams.commands import streams
-from broker.cli.transfer import commands as transfer
 from broker.standard_streams import guard_output
 
 

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import click
 
-from broker.cli import small_files as files
+from broker import small_files as files
 from broker.config.sections import ConfigError
 from broker.errors import BadName
 from broker.http.address import Address

@@ -8,11 +8,12 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
 from broker.cli.options import PlaceGiven, id_option, place_option, topic_argument
-from broker.cli.output import time_text, write_line, write_properties, write_rows
+from broker.cli.output import write_line, write_properties, write_rows
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind, id_of
 from broker.client.values import IdPlace
 from broker.model import MessageId, TopicId, timestamp_of
+from broker.moments import time_text
 from broker.places import Place
 
 _name_argument = click.argument("name")

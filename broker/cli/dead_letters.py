@@ -9,10 +9,11 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Command, Json, asks, confirm, to_broker, yes_option
 from broker.cli.options import TOPIC, id_type, topic_argument
-from broker.cli.output import message_json, write_line, write_properties, write_rows
+from broker.cli.output import write_line, write_properties, write_rows
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
 from broker.model import MessageId, TopicId
+from broker.transfer.jsonlines import message_json
 
 _SHOWN_MAX: Final = 1000
 """How many bytes of a payload are shown."""

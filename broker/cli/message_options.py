@@ -28,11 +28,13 @@ import click
 from typing_extensions import override
 
 from broker.cli.options import PlaceGiven, id_option, place_option
-from broker.cli.output import message_json, time_text, write_json
+from broker.cli.output import write_json
 from broker.client import Browsed, SyncClient
 from broker.escapes import escaped_bytes
 from broker.model import NO_HEADERS, Message, MessageId, TopicId
+from broker.moments import time_text
 from broker.places import Place
+from broker.transfer.jsonlines import message_json
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

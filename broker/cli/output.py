@@ -6,7 +6,6 @@ each line is escaped, see ``escapes``. Only payloads that go to a file or a pipe
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +15,8 @@ import click
 
 from broker.client import Browsed
 from broker.escapes import escaped, escaped_json
-from broker.model import Message
-from broker.moments import rfc3339_or_none
+from broker.moments import time_text
+from broker.transfer.jsonlines import attributes_json, payload_json
 from broker.wire.json_numbers import shown_long
 
 if TYPE_CHECKING:
@@ -52,11 +51,6 @@ def cell(text: str, style: str = "") -> Text:
     return Text(escaped(text), style)
 
 
-def time_text(timestamp_ms: int) -> str:
-    """Return a time in RFC 3339, in UTC, with milliseconds; the digits alone if it is beyond the calendar."""
-    return rfc3339_or_none(timestamp_ms) or str(timestamp_ms)
-
-
 def size_text(size: float) -> str:
     """Return a size with a unit, in three or four digits."""
     for unit in _UNITS[:-1]:
@@ -64,14 +58,6 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} {_UNITS[-1]}"
-
-
-def payload_json(payload: bytes) -> dict[str, str]:
-    """Return a payload as JSON: text if it is UTF-8, else base64."""
-    try:
-        return {"encoding": "text", "payload": payload.decode()}
-    except UnicodeDecodeError:
-        return {"encoding": "base64", "payload": base64.b64encode(payload).decode()}
 
 
 def write_coloured_table(
@@ -100,33 +86,6 @@ def write_coloured_table(
 def write_json(value: object) -> None:
     """Write one value on one line."""
     click.echo(escaped_json(json.dumps(value, ensure_ascii=False)))
-
-
-def message_json(message: Message) -> dict[str, Any]:
-    """Return a consumer's message as JSON, with the field names that browsing uses."""
-    return {
-        "id": message.id.hex(),
-        "time": time_text(message.timestamp_ms),
-        "timestamp_ms": message.timestamp_ms,
-        **payload_json(message.payload),
-        **attributes_json(message.key, message.headers),
-    }
-
-
-def attributes_json(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return a message's key and headers as JSON."""
-    return {
-        "key": None if key is None else bytes_json(key),
-        "headers": {name: bytes_json(value) for name, value in headers.items()},
-    }
-
-
-def bytes_json(value: bytes) -> str | dict[str, str]:
-    """Return bytes as JSON: text if they are UTF-8, else an object with base64."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
 
 
 def browsed_json(row: Browsed) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import click
 
 from broker.cli import message_options as reading
 from broker.cli import output
-from broker.cli import small_files as files
 from broker.cli.broker_calls import BrokerCall, to_broker
 from broker.cli.message_options import (
     LineLayout,
@@ -36,10 +35,11 @@ from broker.cli.message_options import (
     write_message,
 )
 from broker.cli.options import PlaceGiven, SpanType, topic_argument
-from broker.cli.problems import DoneInPart
 from broker.client import BrowsePage, SyncClient, TailOptions
 from broker.clock import SystemClock
+from broker.errors import DoneInPart
 from broker.model import Message, TopicId
+from broker.transfer import cursor_file as files
 
 
 @click.command()

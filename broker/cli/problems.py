@@ -30,7 +30,7 @@ from broker.cli.broker_calls import address
 from broker.cli.contexts import GivenOptions
 from broker.cli.output import write_line, write_lines
 from broker.config.sections import ConfigError
-from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
+from broker.errors import BrokerError, Outcome, TaskFailed, Unavailable, UnavailableError
 from broker.escapes import escaped
 from broker.standard_streams import OutputFailed, drop_output
 
@@ -74,10 +74,6 @@ class NotNow(Exception):
     def __init__(self, error: UnavailableError) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-class DoneInPart(click.ClickException):
-    """A command failed after it had done a part of its work, or may have done it: its outcome is unknown."""
 
 
 class Problem(NamedTuple):
@@ -129,8 +125,9 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
             return _refused(error.error, "")
         case click.UsageError():
             return Problem("usage", error.format_message(), error.exit_code)
-        case DoneInPart():
-            return _of_lines("failed", error.format_message(), UNKNOWN, "unknown")
+        case TaskFailed():
+            code = UNKNOWN if error.outcome == "unknown" else FAILED
+            return _of_lines("failed", error.message, code, error.outcome)
         case click.ClickException():
             return _of_lines("failed", error.format_message(), error.exit_code)
         case ConfigError():

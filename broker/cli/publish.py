@@ -16,12 +16,11 @@ from typing_extensions import override
 from broker.cli.broker_calls import BrokerCall, to_broker
 from broker.cli.options import name_and_value, topic_argument, ttl_option
 from broker.cli.output import bar, write_json, write_line
-from broker.cli.problems import DoneInPart
-from broker.cli.small_files import bounded_lines, chunked
 from broker.client import Published, SyncClient
 from broker.client.acknowledgements import ids_of
-from broker.errors import BrokerError
+from broker.errors import BrokerError, DoneInPart, TaskFailed
 from broker.model import MessageId, TopicId
+from broker.small_files import bounded_lines, chunked
 
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 1 << 20
@@ -153,12 +152,12 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
 
 
 def _bounded(file: IO[bytes], tally: Tally) -> Iterator[bytes]:
-    """Yield the lines of a file. Raises DoneInPart, click.ClickException: a line is longer than any message."""
+    """Yield the lines of a file. Raises TaskFailed: a line is longer than any message."""
     try:
         yield from bounded_lines(file, MESSAGE_BYTES_MAX)
     except ValueError as error:
         done = tally.messages
-        failure = DoneInPart if done else click.ClickException
+        failure = DoneInPart if done else TaskFailed
         before = f"Lines 1 to {done:,} are published." if done else "No line was published."
         raise failure(f"{file.name}, {error}. {before}") from error
 

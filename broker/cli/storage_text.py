@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.output import time_text, write_line, write_properties, write_table
+from broker.cli.output import write_line, write_properties, write_table
 from broker.errors import BadRequest
 from broker.model import LogKey, timestamp_of
+from broker.moments import time_text
 from broker.storage.columns import LIFE, POINTER, REFERENCE
 from broker.storage.entry import STORED, STUB, Entry
 from broker.storage.head import NO_END, Head

@@ -18,10 +18,10 @@ from broker.cli import completion
 from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
 from broker.cli.contexts import given
 from broker.cli.options import name_and_value, place_now, told, topic_argument, ttl_option
-from broker.cli.output import time_text, write_line, write_properties
+from broker.cli.output import write_line, write_properties
 from broker.client import SyncClient, TopicInfo
 from broker.model import TopicId
-from broker.moments import whole_s
+from broker.moments import time_text, whole_s
 from broker.wire.topics import GENERATION, PURGED, TRANSACTIONS, TTL
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -10,9 +10,10 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
 from broker.cli.options import most_option, place_option, topic_argument
-from broker.cli.output import time_text, write_coloured_table, write_line, write_properties
+from broker.cli.output import write_coloured_table, write_line, write_properties
 from broker.client import SyncClient
 from broker.model import TopicId
+from broker.moments import time_text
 
 TRANSACTION = click.IntRange(min=1)
 TRANSACTION.name = "whole number"

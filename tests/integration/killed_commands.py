@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from broker import small_files as files
 from broker.cli import app
-from broker.cli import small_files as files
-from broker.cli.transfer import exports, imports
-from broker.cli.transfer.formats import FORMATS
 from broker.client import SyncClient
+from broker.transfer import exports, imports
+from broker.transfer.formats import FORMATS
 from tests.kit.fork_server import CONTEXT, preload
 
 CHUNK = 10

@@ -7,15 +7,16 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import click
 import pytest
 
-from broker.cli.transfer import commands, exports, imports
-from broker.cli.transfer.avrofile import AvroFile
-from broker.cli.transfer.file_records import Contents
-from broker.cli.transfer.formats import FORMATS, JsonLines
+from broker.cli import transfer as commands
 from broker.client import Message, NewMessage, SyncClient
 from broker.config.sections import Config, LimitsConfig
+from broker.errors import TaskFailed
+from broker.transfer import exports, imports
+from broker.transfer.avro_file import AvroFile
+from broker.transfer.formats import FORMATS, JsonLines
+from broker.transfer.message_records import Contents, Progress
 from tests.integration.killed_commands import CHUNK, died
 from tests.kit.commands import Run, in_this_process
 from tests.kit.served import ServedNode
@@ -151,12 +152,12 @@ def test_an_export_does_not_continue_a_damaged_part(
     whole = part.read_bytes()
     part.write_bytes(whole[:-1])
     for step in (lambda: kind.append(part, size, []), lambda: kind.finish(part, size, file)):
-        with pytest.raises(click.ClickException, match="was changed or removed"):
+        with pytest.raises(TaskFailed, match="was changed or removed"):
             step()
     part.write_bytes(whole + b"what a stopped export wrote")
     kind.finish(part, size, file)
     assert file.read_bytes() == whole
-    with pytest.raises(click.ClickException, match="was changed or removed"):
+    with pytest.raises(TaskFailed, match="was changed or removed"):
         kind.append(part, size, [])
 
 
@@ -259,8 +260,8 @@ def test_an_import_publishes_only_what_it_has_checked(
     client.create_topic(topic)
     real = commands.checked
 
-    def checked(given: imports.ImportPlan) -> list[Contents]:
-        found = real(given)
+    def checked(given: imports.ImportPlan, progress: Progress) -> list[Contents]:
+        found = real(given, progress)
         file.write_text("".join(lines[:kept]))
         return found
 

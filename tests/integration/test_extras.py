@@ -81,7 +81,7 @@ def test_bulk_reads_take_the_extra_arrow(made: Path, *, has_it: bool) -> None:
     ids=["export", "server"],
 )
 def test_files_take_the_extra_export(made: Path, *, has_it: bool) -> None:
-    program = "from broker.cli.transfer.formats import FORMATS\nFORMATS['{}'].check()"
+    program = "from broker.transfer.formats import FORMATS\nFORMATS['{}'].check()"
     for name in ("avro", "parquet"):
         told = run(made, "-c", program.format(name))
         assert (told.returncode == 0) is has_it, told.stderr

@@ -26,7 +26,7 @@ from broker.local.servers.process import tied_to_us
 
 IMPORTED = (
     "broker.cli.app",
-    "broker.cli.transfer.parquetfile",
+    "broker.transfer.parquet_file",
     "broker.client",
     "broker.node.node",
     "broker.sql",

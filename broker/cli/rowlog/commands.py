@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from broker.cli.output import (
-    bytes_json,
-    time_text,
-    write_json,
-    write_line,
-    write_properties,
-    write_table,
-)
+from broker.cli.output import write_json, write_line, write_properties, write_table
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog, run
+from broker.moments import time_text
+from broker.transfer.jsonlines import bytes_json
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog

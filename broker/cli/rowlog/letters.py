@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.output import bytes_json, time_text, write_json, write_line, write_table
+from broker.cli.output import write_json, write_line, write_table
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog
 from broker.errors import BadRequest, NotFound
+from broker.moments import time_text
+from broker.transfer.jsonlines import bytes_json
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog

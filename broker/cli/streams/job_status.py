@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from broker.cli.output import size_text
-from broker.cli.small_files import beside, damaged, place, read_json, write_json
+from broker.errors import TaskFailed
+from broker.small_files import beside, damaged, place, read_json, write_json
 
 if TYPE_CHECKING:
     from broker.streams.state_view import StateEntry
@@ -62,12 +63,12 @@ class Control:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises click.ClickException if another process runs the job."""
+        """Hold the lock. Raises TaskFailed if another process runs the job."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as lock:
             if not _locked(lock.fileno(), fcntl.LOCK_EX, LOCK_WAIT_S):
                 status = read_json(self._status) or {}
-                raise click.ClickException(
+                raise TaskFailed(
                     f"the job runs already, as process {status.get('pid', 'unknown')} on {status.get('host', 'a host')}. "
                     f"Stop it with: broker streams stop {self.folder.parent}"
                 )
@@ -88,10 +89,10 @@ class Control:
         write_json(self._status, status)
 
     def read_status(self) -> dict[str, Any]:
-        """Return the job's last status. Raises click.ClickException: no job has written it, or it is damaged."""
+        """Return the job's last status. Raises TaskFailed: no job has written it, or it is damaged."""
         status = read_json(self._status)
         if status is None:
-            raise click.ClickException(
+            raise TaskFailed(
                 f"{self.folder.parent} has no status of a job. Name the folder of the job's checkpoint, or the folder "
                 "of its --control."
             )

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from broker.cli.transfer.formats import _message
 from broker.client import BadRequest, Browsed, Client, NewMessage, SyncClient, TailOptions
 from broker.http.reply import ChunkedReply
 from broker.model import MESSAGE_ID_BYTES, Message, Poll, PublishRequest
+from broker.transfer.jsonlines import _message
 from broker.wire import attributes, avro, messages
 from broker.wire.blocks import PollDecoder
 from tests.kit.openapi import Answered

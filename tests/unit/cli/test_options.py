@@ -4,11 +4,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.cli.options import place_of
-from broker.cli.output import time_text
 from broker.cli.publish import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
 from broker.client import Published
 from broker.errors import OutcomeUnknown, TopicNotFound
-from broker.moments import whole_s
+from broker.moments import time_text, whole_s
+from tests.unit.cli.running import run
 
 NOW_MS = 1_800_000_000_000
 
@@ -141,16 +141,16 @@ def test_a_failed_request_reports_which_lines_are_published(requests, error, tol
 
 @pytest.mark.parametrize(
     ("short", "told", "code"),
-    [(0, "No line was published", 1), (2_000, "Lines 1 to 1,000 are published", 1)],
+    [(0, "No line was published", 1), (2_000, "Lines 1 to 1,000 are published", 3)],
 )
 def test_a_line_that_no_message_can_be_is_refused_before_it_is_read(
-    short, told, code, tmp_path, monkeypatch
+    short, told, code, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("broker.cli.publish.MESSAGE_BYTES_MAX", 100)
     monkeypatch.setattr("broker.cli.broker_calls.BrokerCall.client", lambda *_: FailsAfter(9, None))
     file = tmp_path / "lines"
     file.write_bytes(b"x\n" * short + b"x" * 100_000 + b"\n")
-    done = CliRunner().invoke(publish, ["a/b", "--lines", str(file)])
-    assert done.exit_code == code, done.output
-    assert f"line {short + 1:,}: it has more than 100 bytes" in done.output
-    assert told in done.output
+    ended, _, err = run(capsys, "publish", "a/b", "--lines", str(file))
+    assert ended == code, err
+    assert f"line {short + 1:,}: it has more than 100 bytes" in err
+    assert told in err

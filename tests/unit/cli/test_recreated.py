@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.transfer import exports, imports
 from broker.model import PublishRequest, TopicId
 from broker.topics.browse import BrowseQuery
+from broker.transfer import exports, imports
 from tests.kit.serving import Broker, Http
 from tests.unit.cli.running import run
 

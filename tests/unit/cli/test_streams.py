@@ -14,6 +14,7 @@ import pytest
 from broker.cli.streams import job_status as job_table
 from broker.cli.streams.job_run import load, missing
 from broker.cli.streams.job_status import Control, folder_of, here, state_of
+from broker.errors import TaskFailed
 from broker.streams.state_view import StateEntry
 
 
@@ -41,7 +42,7 @@ def test_only_one_process_runs_a_job(control: Control) -> None:
         control.write_status({"job": "words", "state": "running", **here()})
         assert control.is_held
         with (
-            pytest.raises(click.ClickException, match="broker streams stop") as refused,
+            pytest.raises(TaskFailed, match="broker streams stop") as refused,
             Control(control.folder).held(),
         ):
             pass
@@ -61,7 +62,7 @@ def test_a_stop_request_is_for_the_running_process(control: Control) -> None:
 
 
 def test_a_missing_status_is_an_error(control: Control) -> None:
-    with pytest.raises(click.ClickException, match="has no status of a job"):
+    with pytest.raises(TaskFailed, match="has no status of a job"):
         control.read_status()
 
 
@@ -83,7 +84,7 @@ def test_a_job_whose_process_is_not_there_is_gone(told: str, is_held: bool, stat
 def test_a_damaged_status_is_named(control: Control) -> None:
     control.folder.mkdir(parents=True)
     (control.folder / "status.json").write_text('{"job": "counting"}')
-    with pytest.raises(click.ClickException, match=r"status.json is damaged"):
+    with pytest.raises(TaskFailed, match=r"status.json is damaged"):
         control.read_status()
 
 

@@ -14,16 +14,16 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import click
 import fastavro
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from broker.cli import small_files as files
-from broker.cli.transfer import avrofile, formats, parquetfile
-from broker.cli.transfer.avrofile import AvroFile
-from broker.cli.transfer.formats import FORMATS, JsonLines
+from broker import small_files as files
+from broker.errors import TaskFailed
+from broker.transfer import avro_file, jsonlines, parquet_file
+from broker.transfer.avro_file import AvroFile
+from broker.transfer.formats import FORMATS, JsonLines
 
 MAGIC, SYNC = b"Obj\x01", bytes(range(16))
 HUGE = 1 << 60
@@ -106,7 +106,7 @@ def test_an_avro_bomb_is_refused_with_its_place(bomb: str, tmp_path: Path) -> No
     file.write_bytes(BOMBS[bomb])
     assert len(BOMBS[bomb]) < 400_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(click.ClickException, match=str(file)):
+    with pytest.raises(TaskFailed, match=str(file)):
         list(AvroFile().read(file))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 220 * 1024, f"{grown // 1024} MB"
@@ -143,7 +143,7 @@ PACK = {
 def test_a_block_is_unpacked_to_its_bound_at_most(
     codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(avrofile, "BLOCK_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(avro_file, "BLOCK_BYTES_MAX", 1 << 20)
     file = tmp_path / "block.avro"
     for size in (1_000_000, 16 << 20):
         data = PACK[codec](text(bytes(size)))
@@ -153,7 +153,7 @@ def test_a_block_is_unpacked_to_its_bound_at_most(
             continue
         tracemalloc.start()
         try:
-            with pytest.raises(click.ClickException, match="1,048,576"):
+            with pytest.raises(TaskFailed, match="1,048,576"):
                 list(AvroFile().read(file))
             assert tracemalloc.get_traced_memory()[1] < 12 << 20, "xz asks for 8 MiB itself"
         finally:
@@ -198,8 +198,8 @@ def table(rows: int, payload: Any, headers: Any = None) -> pa.Table:
 READ = """
 import resource, sys
 from pathlib import Path
-from broker.cli.transfer.imports import chunks
-from broker.cli.transfer.parquetfile import ParquetFile
+from broker.transfer.imports import chunks
+from broker.transfer.parquet_file import ParquetFile
 import pyarrow.parquet
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
@@ -291,7 +291,7 @@ def test_a_page_is_counted_by_few_bytes(tmp_path: Path) -> None:
             return found
 
     with Counting(file) as raw, parquet.ParquetFile(file) as opened:
-        assert parquetfile.rows_at_once(raw, opened.metadata, ["payload"])
+        assert parquet_file.rows_at_once(raw, opened.metadata, ["payload"])
     assert len(counted) == 2_000
     assert sum(counted) < 2_000 * 1_000
 
@@ -311,18 +311,18 @@ def test_a_row_of_very_many_headers_is_refused(tmp_path: Path) -> None:
 def test_a_line_that_is_too_long_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(jsonlines, "LINE_BYTES_MAX", 100)
     file = tmp_path / "long.jsonl"
     file.write_bytes(b'{"payload": "short"}\n{"payload": "' + b"x" * 100_000 + b'"}\n')
     lines = JsonLines().read(file)
     assert next(lines).payload == b"short"
-    with pytest.raises(click.ClickException, match=r"line 2: it has more than 100 bytes"):
+    with pytest.raises(TaskFailed, match=r"line 2: it has more than 100 bytes"):
         next(lines)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_device_that_never_ends_is_no_file(name: str) -> None:
-    with pytest.raises(click.ClickException):
+    with pytest.raises(TaskFailed):
         list(FORMATS[name].read(Path("/dev/zero")))
 
 
@@ -330,5 +330,5 @@ def test_a_device_that_never_ends_is_no_file(name: str) -> None:
 def test_a_manifest_is_small_and_flat(manifest: bytes, tmp_path: Path) -> None:
     file = tmp_path / "file.jsonl.manifest.json"
     file.write_bytes(manifest)
-    with pytest.raises(click.ClickException, match=str(file)):
+    with pytest.raises(TaskFailed, match=str(file)):
         files.read_json(file)

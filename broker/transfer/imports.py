@@ -14,18 +14,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import click
-
-from broker.cli import small_files as files
-from broker.cli.problems import DoneInPart
-from broker.cli.small_files import CursorLog
-from broker.cli.transfer.exports import manifest_of
-from broker.cli.transfer.file_records import Contents, messages_bar, size_of
-from broker.cli.transfer.formats import Format
+from broker import small_files as files
 from broker.client import NewMessage, Published, SyncClient
-from broker.errors import BadRequest, BrokerError, TopicRecreated
+from broker.errors import BadRequest, BrokerError, DoneInPart, TaskFailed, TopicRecreated
 from broker.model import Message, MessageId, TopicId
 from broker.places import Place
+from broker.transfer.cursor_file import CursorLog, check_log, log_of
+from broker.transfer.exports import manifest_of
+from broker.transfer.formats import Format
+from broker.transfer.message_records import Contents, Progress, size_of
 from broker.wire import attributes
 
 CHUNK_MESSAGES_MAX: Final = 1000
@@ -51,27 +48,26 @@ class ImportPlan(NamedTuple):
         return files.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
 
 
-def checked(given: ImportPlan) -> list[Contents]:
+def checked(given: ImportPlan, progress: Progress) -> list[Contents]:
     """Read a file to its end, and return its contents up to the end of each chunk.
 
-    Raises click.ClickException if a message can't be read, or if the file does not agree with its manifest.
+    Raises TaskFailed if a message can't be read, or if the file does not agree with its manifest.
     """
     contents = Contents()
     ends = []
     manifest = files.read_json(manifest_of(given.file))
     total = manifest.get("messages") if manifest is not None else None
-    with messages_bar() as bar:
-        task = bar.add_task("checking", total=total if isinstance(total, int) else None)
+    with progress.counting("checking", total if isinstance(total, int) else None) as advance:
         for chunk in chunks(given.format.read(given.file)):
             for message in chunk:
                 _check_attributes(given, message, contents.messages + 1)
                 contents = contents.with_message(message)
             ends.append(contents)
-            bar.advance(task, len(chunk))
+            advance(len(chunk))
     if manifest is not None and contents.as_json() != {
         name: manifest.get(name) for name in contents.as_json()
     }:
-        raise click.ClickException(
+        raise TaskFailed(
             f"{given.file} has {contents.messages:,} messages with the hash {contents.hash.hex()}, but "
             f"{manifest_of(given.file).name} says {manifest.get('messages')} with {manifest.get('sha256')}. The "
             "file was changed or damaged; nothing was published."
@@ -80,11 +76,11 @@ def checked(given: ImportPlan) -> list[Contents]:
 
 
 def _check_attributes(given: ImportPlan, message: Message, number: int) -> None:
-    """Refuse a key or headers that no broker accepts, before the first publish. Raises click.ClickException."""
+    """Refuse a key or headers that no broker accepts, before the first publish. Raises TaskFailed."""
     try:
         attributes.encode(message.key, message.headers)
     except BadRequest as error:
-        raise click.ClickException(
+        raise TaskFailed(
             f"{given.file}, message {number:,}: {error.message} Nothing was published."
         ) from error
 
@@ -92,19 +88,23 @@ def _check_attributes(given: ImportPlan, message: Message, number: int) -> None:
 class Import:
     """One import, which may have begun in another process."""
 
-    def __init__(self, client: SyncClient, given: ImportPlan, ends: list[Contents]) -> None:
+    def __init__(
+        self, client: SyncClient, given: ImportPlan, ends: list[Contents], progress: Progress
+    ) -> None:
         """Start, or continue by the state file.
 
         Raises:
-            click.ClickException: the state file is about another import, or damaged.
+            TaskFailed: the state file is about another import, or damaged.
 
         Args:
             client: A client of the broker.
             given: The import.
             ends: The result of ``checked``.
+            progress: Shows the progress.
         """
         self._client = client
         self._given = given
+        self._progress = progress
         self._ends = ends
         self._contents = contents = ends[-1] if ends else Contents()
         log = CursorLog(given.name, client.topic(given.topic).generation, client.settings.urls)
@@ -127,16 +127,16 @@ class Import:
         self._counts = {"published": 0, "already": 0, "verified": 0}
 
     def _continued(self, found: dict[str, Any], log: CursorLog) -> tuple[str, int]:
-        """Return the producer of an earlier process, and how many chunks it has done. Raises click.ClickException."""
+        """Return the producer of an earlier process, and how many chunks it has done. Raises TaskFailed."""
         file = self._given.state
         try:
-            of, contents = files.log_of(found), Contents.of(found)
+            of, contents = log_of(found), Contents.of(found)
             producer, done = found["producer"], found["chunks"]
         except (KeyError, TypeError, ValueError) as error:
             raise files.damaged(file) from error
-        files.check_log(file, of, log)
+        check_log(file, of, log)
         if contents != self._contents:
-            raise click.ClickException(
+            raise TaskFailed(
                 f"{file} belongs to an import of another file. Remove it to start again."
             )
         if not isinstance(producer, str) or done not in range(len(self._ends) + 1):
@@ -155,7 +155,7 @@ class Import:
         Raises:
             DoneInPart: a chunk that is read back differs from the published one; or the file has changed since it
                 was checked, and chunks of it are published.
-            click.ClickException: the file has changed, and no chunk is published.
+            TaskFailed: the file has changed, and no chunk is published.
         """
         state = self._state
         # The producer's id must be on disk before its first use.
@@ -163,8 +163,8 @@ class Import:
         skipped = self._done
         self._counts["already"] = skipped
         seen = Contents()
-        with messages_bar() as bar:
-            task = bar.add_task("importing", total=self._contents.messages, completed=skipped)
+        with self._progress.counting("importing", self._contents.messages) as advance:
+            advance(skipped)
             for number, chunk in enumerate(chunks(self._given.format.read(self._given.file)), 1):
                 seen = seen.with_all(chunk)
                 if self._ends[number - 1 : number] != [seen]:
@@ -174,14 +174,14 @@ class Import:
                 self._publish(number, chunk)
                 state["chunks"] = number
                 files.write_json(self._given.state, state)
-                bar.advance(task, len(chunk))
+                advance(len(chunk))
         if seen != self._contents:
             raise self._changed()
         self._given.state.unlink()
         return {"topic": self._given.name, **self._contents.as_json(), **self._counts}
 
-    def _changed(self) -> click.ClickException:
-        failure = DoneInPart if self._done else click.ClickException
+    def _changed(self) -> TaskFailed:
+        failure = DoneInPart if self._done else TaskFailed
         return failure(
             f"{self._given.file} has changed since it was checked. {self._done:,} of its "
             f"{self._contents.messages:,} messages are published. The same command continues the import if the file is "

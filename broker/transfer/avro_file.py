@@ -8,14 +8,15 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import click
+from typing_extensions import override
 
-from broker.cli.transfer.file_records import GrowingFile, check_reaches, message_of
+from broker.errors import TaskFailed
 from broker.model import Message
+from broker.transfer.message_records import GrowingFile, message_of
 from broker.wire.varint import encode_bytes, encode_long, read_bytes, read_long
 
 SCHEMA: Final[dict[str, Any]] = {
@@ -38,21 +39,14 @@ class AvroFile(GrowingFile):
     name = "avro"
 
     def check(self) -> None:
-        """Check that fastavro is installed. Raises click.ClickException."""
+        """Check that fastavro is installed. Raises TaskFailed."""
         _fastavro()
 
-    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write a block at a position, which is a size in bytes; at position 0 write the header first."""
-        fastavro = _fastavro()
-        check_reaches(part, position)
-        with part.open("r+b" if part.exists() else "w+b") as file:
-            file.truncate(position)
-            # With a schema fastavro writes a header; without one it appends with the header of the file.
-            file.seek(0, io.SEEK_END)
-            fastavro.writer(file, SCHEMA if not position else None, map(_record, messages))
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
+    @override
+    def write(self, file: BinaryIO, messages: Iterable[Message], *, is_new: bool) -> None:
+        """Write a block; in a new file write the header first."""
+        # With a schema fastavro writes a header; without one it appends with the header of the file.
+        _fastavro().writer(file, SCHEMA if is_new else None, map(_record, messages))
 
     def read(self, file: Path) -> Iterator[Message]:
         """Yield the messages of a file; it needs the field ``payload``, and may have ``key`` and ``headers``."""
@@ -67,7 +61,7 @@ class AvroFile(GrowingFile):
                 raise
             except Exception as error:  # fastavro raises anything for values of others.
                 reason = str(error) or type(error).__name__
-                raise click.ClickException(f"{file}, after record {done:,}: {reason}") from error
+                raise TaskFailed(f"{file}, after record {done:,}: {reason}") from error
 
 
 def _record(message: Message) -> dict[str, Any]:
@@ -84,7 +78,7 @@ def _fastavro() -> Any:
     try:
         import fastavro  # noqa: PLC0415 - An extra.
     except ImportError as error:
-        raise click.ClickException(
+        raise TaskFailed(
             "Avro files need fastavro: pip install 'tms-broker[export]', or fastavro alone."
         ) from error
     return fastavro

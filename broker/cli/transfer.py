@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,12 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Command, to_broker
 from broker.cli.options import place_now, told, topic_argument
-from broker.cli.output import write_line
-from broker.cli.transfer.exports import Export, ExportPlan, TypedPlace
-from broker.cli.transfer.formats import FORMATS, format_of
-from broker.cli.transfer.imports import Import, ImportPlan, checked
+from broker.cli.output import bar, write_line
 from broker.model import TopicId
 from broker.places import Place
+from broker.transfer.exports import Export, ExportPlan, TypedPlace
+from broker.transfer.formats import FORMATS, Format, format_of
+from broker.transfer.imports import Import, ImportPlan, checked
 
 
 def _place(_: click.Context, __: click.Parameter, text: str | None) -> TypedPlace:
@@ -72,7 +73,7 @@ def export(
     broker export audit/logins logins.jsonl
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
     """
-    wanted = ExportPlan(topic, file, format_of(file, format_name), since, until)
+    wanted = ExportPlan(topic, file, _format(file, format_name), since, until)
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise click.UsageError(f"{file} is no file: the export would take its place. Name a file.")
     if file.exists() and not (force or wanted.state.exists()):
@@ -80,7 +81,7 @@ def export(
             f"{file} exists already. Name another file, or replace it with --force."
         )
     with call.client() as client:
-        one = Export(client, wanted, deadline_s=call.deadline_s)
+        one = Export(client, wanted, _PROGRESS, deadline_s=call.deadline_s)
         if one.is_resumed:
             write_line(f"continuing the export to {file}", err=True)
         with _continued_by("The same command continues the export."):
@@ -120,15 +121,42 @@ def import_(
         raise click.UsageError(
             f"{file} is not a regular file. The import reads it twice: write it to a file first."
         )
-    given = ImportPlan(topic, file, format_of(file, format_name), again)
-    ends = checked(given)
+    given = ImportPlan(topic, file, _format(file, format_name), again)
+    ends = checked(given, _PROGRESS)
     with call.client() as client:
-        one = Import(client, given, ends)
+        one = Import(client, given, ends, _PROGRESS)
         if one.is_resumed:
             write_line(f"continuing the import of {file}", err=True)
         with _continued_by("The same command continues the import."):
             done = one.run()
     call.write({"file": str(file), **done}, _write_done)
+
+
+def _format(file: Path, name: str | None) -> Format:
+    try:
+        return format_of(file, name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+class _Progress:
+    """Counts messages on a bar of standard error, shown only at a terminal."""
+
+    @contextmanager
+    def counting(self, what: str, total: int | None) -> Iterator[Callable[[int], object]]:
+        """Show a bar during a block."""
+        from rich.progress import MofNCompleteColumn, TimeRemainingColumn  # noqa: PLC0415 - Slow to import.
+
+        with bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=sys.stderr.isatty()) as shown:
+            task = shown.add_task(what, total=total)
+            yield lambda done: shown.advance(task, done)
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        write_line(text, err=True)
+
+
+_PROGRESS = _Progress()
 
 
 @contextmanager

@@ -1,23 +1,19 @@
-"""The parts that the formats and both directions share: messages of records, the contents of a file, a part that grows."""
+"""What the formats and both directions share: messages of records, the contents of a file, a part that grows, the progress."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import struct
-import sys
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import BinaryIO, Final, NamedTuple, Protocol, Self
 
-import click
-
-from broker.cli.output import bar
-from broker.cli.small_files import place
+from broker.errors import TaskFailed
 from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from broker.small_files import place
 
 NO_ID: Final = bytes(MESSAGE_ID_BYTES)
 """The id of a message from a file; the broker gives it a real id when it is published."""
@@ -29,27 +25,40 @@ def size_of(message: Message) -> int:
     return len(message.payload) + len(message.key or b"") + attributes
 
 
+class Progress(Protocol):
+    """Shows how far a transfer is, to the people who wait for it."""
+
+    def counting(
+        self, what: str, total: int | None
+    ) -> AbstractContextManager[Callable[[int], object]]:
+        """Show ``what`` is done with ``total`` messages, during a block that tells each number of further ones."""
+
+    def say(self, text: str) -> None:
+        """Show a line of text."""
+
+
 def message_of(record: object) -> Message:
     """Return the message of a record; ``key`` and ``headers`` are optional. Raises ValueError."""
     if not isinstance(record, Mapping) or "payload" not in record:
         raise ValueError("has no field payload")
-    key = record.get("key")
-    headers = _headers(record.get("headers") or {})
+    headers = record.get("headers") or {}
+    if isinstance(headers, list) and all(isinstance(each, tuple) for each in headers):
+        headers = dict(headers)  # As Parquet's maps come.
+    if not isinstance(headers, Mapping):
+        raise ValueError("headers: is not a map of names and values")  # noqa: TRY004 - As for all values.
+    return message_from(_bytes("payload", record["payload"]), record.get("key"), headers, _bytes)
+
+
+def message_from(
+    payload: bytes, key: object, headers: Mapping[str, object], read: Callable[[str, object], bytes]
+) -> Message:
+    """Return a message of a file; ``read`` makes bytes of a named value. Raises ValueError as ``read`` does."""
     return Message(
         NO_ID,
-        _bytes("payload", record["payload"]),
-        None if key is None else _bytes("key", key),
-        {name: _bytes(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
+        payload,
+        None if key is None else read("key", key),
+        {name: read(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
     )
-
-
-def _headers(value: object) -> Mapping[Any, object]:
-    """Return headers by their names. Parquet's maps come as lists of pairs. Raises ValueError."""
-    if isinstance(value, Mapping):
-        return value
-    if not isinstance(value, list) or not all(isinstance(each, tuple) for each in value):
-        raise ValueError("headers: is not a map of names and values")
-    return dict(value)
 
 
 def _bytes(name: str, value: object) -> bytes:
@@ -126,8 +135,23 @@ def _sized(value: bytes) -> bytes:
 # --- Parts -----------------------------------------------------------------------------------------
 
 
-class GrowingFile:
-    """Finishes or removes a part that is one file."""
+class GrowingFile(ABC):
+    """A format whose part is one file, which grows to the finished file; a position is a size in bytes."""
+
+    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
+        """Write messages at a position, synced, and return the position after them."""
+        check_reaches(part, position)
+        with part.open("r+b" if part.exists() else "w+b") as file:
+            file.truncate(position)
+            file.seek(position)
+            self.write(file, messages, is_new=not position)
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    @abstractmethod
+    def write(self, file: BinaryIO, messages: Iterable[Message], *, is_new: bool) -> None:
+        """Write messages at the end of a file; ``is_new`` if it is empty."""
 
     def finish(self, part: Path, position: int, file: Path) -> None:
         """Rename the part to ``file``, unless it has that name already."""
@@ -144,20 +168,13 @@ class GrowingFile:
 
 
 def check_reaches(path: Path, size: int) -> None:
-    """Raise click.ClickException if a growing file is missing, or shorter than ``size``."""
+    """Raise TaskFailed if a growing file is missing, or shorter than ``size``."""
     if size and (not path.exists() or path.stat().st_size < size):
         raise changed(path, f"it had {size:,} bytes")
 
 
-def changed(part: Path, how: str) -> click.ClickException:
+def changed(part: Path, how: str) -> TaskFailed:
     """Return the error for an unfinished file that another program has changed."""
-    return click.ClickException(
+    return TaskFailed(
         f"{part} was changed or removed: {how}. Remove the .part and the .state of this export, and start again."
     )
-
-
-def messages_bar() -> Progress:
-    """Return a bar that counts messages on standard error, shown only at a terminal."""
-    from rich.progress import MofNCompleteColumn, TimeRemainingColumn  # noqa: PLC0415 - Slow to import.
-
-    return bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=sys.stderr.isatty())

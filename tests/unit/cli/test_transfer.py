@@ -14,10 +14,10 @@ from typing import Any
 import click
 import pytest
 
-from broker.cli.transfer import exports, imports
-from broker.cli.transfer.formats import FORMATS
 from broker.client import Client
 from broker.model import PublishRequest, TopicId
+from broker.transfer import exports, imports
+from broker.transfer.formats import FORMATS
 from tests.kit.serving import Broker, Http, listening
 from tests.unit.cli.running import run
 

@@ -1,50 +1,57 @@
-"""The file formats of export and import, chosen by the ending of the file's name.
-
-An export writes a *part*, chunk by chunk. ``append`` makes a chunk durable and returns the position after it. The
-caller stores this position. If the process is killed, data after the stored position is written again.
-"""
+"""Messages as JSON, as commands write them for machines; and files of them, one on each line."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final
 
-import click
+from typing_extensions import override
 
-from broker.cli.output import message_json
-from broker.cli.small_files import bounded_lines
-from broker.cli.transfer.avrofile import AvroFile
-from broker.cli.transfer.file_records import NO_ID, GrowingFile, check_reaches
-from broker.cli.transfer.parquetfile import ParquetFile
-from broker.errors import BadRequest
-from broker.model import NO_HEADERS, Message
+from broker.errors import BadRequest, TaskFailed
+from broker.model import Message
+from broker.moments import time_text
+from broker.small_files import bounded_lines
+from broker.transfer.message_records import GrowingFile, message_from
 from broker.wire.jsontext import encode_json
 
 
-class Format(Protocol):
-    """A file format."""
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a consumer's message as JSON, with the field names that browsing uses."""
+    return {
+        "id": message.id.hex(),
+        "time": time_text(message.timestamp_ms),
+        "timestamp_ms": message.timestamp_ms,
+        **payload_json(message.payload),
+        **attributes_json(message.key, message.headers),
+    }
 
-    name: str
 
-    def check(self) -> None:
-        """Raise click.ClickException if a package that it needs is missing."""
+def payload_json(payload: bytes) -> dict[str, str]:
+    """Return a payload as JSON: text if it is UTF-8, else base64."""
+    try:
+        return {"encoding": "text", "payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "payload": base64.b64encode(payload).decode()}
 
-    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write messages at a position, synced, and return the position after them."""
 
-    def finish(self, part: Path, position: int, file: Path) -> None:
-        """Turn a part whose end is at ``position`` into the finished file."""
+def attributes_json(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return a message's key and headers as JSON."""
+    return {
+        "key": None if key is None else bytes_json(key),
+        "headers": {name: bytes_json(value) for name, value in headers.items()},
+    }
 
-    def discard(self, part: Path) -> None:
-        """Remove a part, if it still exists."""
 
-    def read(self, file: Path) -> Iterator[Message]:
-        """Yield the messages of a file, in bounded memory. Raises click.ClickException with the place in the file."""
+def bytes_json(value: bytes) -> str | dict[str, str]:
+    """Return bytes as JSON: text if they are UTF-8, else an object with base64."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 _KNOWN: Final = frozenset(
@@ -71,16 +78,10 @@ class JsonLines(GrowingFile):
     def check(self) -> None:
         """Do nothing: this format needs no package."""
 
-    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
-        """Write lines at a position, which is a size in bytes."""
-        check_reaches(part, position)
-        with part.open("r+b" if part.exists() else "w+b") as file:
-            file.truncate(position)
-            file.seek(position)
-            file.writelines(_line(message) for message in messages)
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
+    @override
+    def write(self, file: BinaryIO, messages: Iterable[Message], *, is_new: bool) -> None:
+        """Write a line for each message."""
+        file.writelines(map(_line, messages))
 
     def read(self, file: Path) -> Iterator[Message]:
         """Yield the messages of a file."""
@@ -90,7 +91,7 @@ class JsonLines(GrowingFile):
                     if line.strip():
                         yield _read(number, line)
             except ValueError as error:
-                raise click.ClickException(f"{file}, {error}") from error
+                raise TaskFailed(f"{file}, {error}") from error
 
 
 def _read(number: int, line: bytes) -> Message:
@@ -116,16 +117,10 @@ def _message(record: object) -> Message:
         raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(_KNOWN))}")
     if ("payload" in record) == ("value" in record):
         raise ValueError("needs either payload or value, not both")
-    key = record.get("key")
     headers = {} if record.get("headers") is None else record["headers"]
     if not isinstance(headers, dict):
         raise ValueError("headers: is not a JSON object")  # noqa: TRY004
-    return Message(
-        NO_ID,
-        _payload(record),
-        None if key is None else _bytes("key", key),
-        {name: _bytes(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
-    )
+    return message_from(_payload(record), record.get("key"), headers, _bytes)
 
 
 def _payload(record: dict[str, Any]) -> bytes:
@@ -156,28 +151,3 @@ def _bytes(name: str, value: object) -> bytes:
         except binascii.Error as error:
             raise ValueError(f"{name}: {error}") from error
     raise ValueError(f'{name}: must be text, or {{"base64": "…"}}')
-
-
-FORMATS: Final[dict[str, Format]] = {
-    "jsonl": JsonLines(),
-    "avro": AvroFile(),
-    "parquet": ParquetFile(),
-}
-_ENDINGS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".avro": "avro", ".parquet": "parquet"}
-
-
-def format_of(file: Path, name: str | None) -> Format:
-    """Return the format ``name``; without a name, the format of the file's ending.
-
-    Raises:
-        click.UsageError: no format has that ending.
-        click.ClickException: a package is missing.
-    """
-    name = name or _ENDINGS.get(file.suffix.lower())
-    if name is None:
-        raise click.UsageError(
-            f"{file.name!r} ends with none of {', '.join(_ENDINGS)}: give --format."
-        )
-    found = FORMATS[name]
-    found.check()
-    return found

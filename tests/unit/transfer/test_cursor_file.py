@@ -3,11 +3,12 @@ import json
 import os
 from pathlib import Path
 
-import click
 import pytest
 
-from broker.cli import small_files as files
-from broker.cli.small_files import CursorLog, FileCursor
+from broker import small_files as files
+from broker.errors import TaskFailed
+from broker.transfer import cursor_file
+from broker.transfer.cursor_file import CursorLog, FileCursor
 from tests.unit.cli.running import run
 
 HERE = CursorLog("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
@@ -16,15 +17,15 @@ ID = bytes(range(20))
 
 def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
     file = tmp_path / "states.cursor"
-    assert files.load_cursor(file) is None
-    files.save_cursor(file, HERE, ID)
+    assert cursor_file.load_cursor(file) is None
+    cursor_file.save_cursor(file, HERE, ID)
     assert json.loads(file.read_text()) == {
         "topic": "jobs/states",
         "generation": 2,
         "brokers": ["http://127.0.0.1:8080", "http://b:8080"],
         "after": ID.hex(),
     }
-    assert files.load_cursor(file) == FileCursor(HERE, ID)
+    assert cursor_file.load_cursor(file) == FileCursor(HERE, ID)
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -38,7 +39,7 @@ def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
     ],
 )
 def test_one_address_in_common_is_the_same_broker(tmp_path, log):
-    files.check_log(tmp_path, HERE, log)
+    cursor_file.check_log(tmp_path, HERE, log)
 
 
 @pytest.mark.parametrize(
@@ -55,15 +56,15 @@ def test_one_address_in_common_is_the_same_broker(tmp_path, log):
 )
 def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, said):
     file = tmp_path / "states.cursor"
-    with pytest.raises(click.ClickException) as refused:
-        files.check_log(file, HERE, log)
+    with pytest.raises(TaskFailed) as refused:
+        cursor_file.check_log(file, HERE, log)
     assert said in refused.value.message
     assert str(file) in refused.value.message
 
 
 def test_an_endless_file_is_no_cursor():
-    with pytest.raises(click.ClickException, match="/dev/zero is not a cursor file"):
-        files.load_cursor(Path("/dev/zero"))
+    with pytest.raises(TaskFailed, match="/dev/zero is not a cursor file"):
+        cursor_file.load_cursor(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(
@@ -85,8 +86,8 @@ def test_an_endless_file_is_no_cursor():
 def test_a_file_that_is_no_cursor_is_refused(tmp_path, content):
     file = tmp_path / "states.cursor"
     file.write_bytes(content)
-    with pytest.raises(click.ClickException, match="not a cursor file"):
-        files.load_cursor(file)
+    with pytest.raises(TaskFailed, match="not a cursor file"):
+        cursor_file.load_cursor(file)
 
 
 def test_a_full_disk_is_that_of_the_cursor_file(tmp_path, monkeypatch):
@@ -95,7 +96,7 @@ def test_a_full_disk_is_that_of_the_cursor_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=str(tmp_path / "c")):
-        files.save_cursor(tmp_path / "c", HERE, ID)
+        cursor_file.save_cursor(tmp_path / "c", HERE, ID)
 
 
 def test_no_file_takes_the_place_of_a_pipe_or_a_device(
@@ -108,7 +109,7 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(
         words = ("export", "a/b", str(file), "--force", "--format", "jsonl")
         code, _, told = run(capsys, *words, "--url", "http://127.0.0.1:1", "--deadline", "0.1")
         assert (code, "is no file" in told) == (2, True)
-        with pytest.raises(click.ClickException, match="is no file"):
+        with pytest.raises(TaskFailed, match="is no file"):
             files.write_json(file, {})
     assert pipe.is_fifo()
     assert link.is_symlink()

@@ -18,15 +18,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import click
-
-from broker.cli import small_files as files
-from broker.cli.output import write_line
-from broker.cli.small_files import CursorLog, writing
-from broker.cli.transfer.file_records import Contents, messages_bar, size_of
-from broker.cli.transfer.formats import Format
+from broker import small_files as files
 from broker.client import SyncClient, TailOptions
-from broker.errors import BadRequest, TopicRecreated
+from broker.errors import BadRequest, TaskFailed, TopicRecreated
 from broker.model import (
     LOG_KEY_BYTES,
     LOG_KEY_MIN,
@@ -38,6 +32,10 @@ from broker.model import (
     message_id_from_hex,
 )
 from broker.places import Place
+from broker.small_files import writing
+from broker.transfer.cursor_file import CursorLog, check_log, log_of
+from broker.transfer.formats import Format
+from broker.transfer.message_records import Contents, Progress, size_of
 
 CHUNK_MESSAGES_MAX: Final = 10_000
 CHUNK_BYTES_MAX: Final = 16 << 20
@@ -85,15 +83,18 @@ class ExportPlan(NamedTuple):
 class Export:
     """One export, which may have begun in another process."""
 
-    def __init__(self, client: SyncClient, wanted: ExportPlan, *, deadline_s: float) -> None:
+    def __init__(
+        self, client: SyncClient, wanted: ExportPlan, progress: Progress, *, deadline_s: float
+    ) -> None:
         """Start, or continue by the state file.
 
         Raises:
-            click.ClickException: the state file is about another export, or damaged.
+            TaskFailed: the state file is about another export, or damaged.
             TopicRecreated: a place of the range is in another generation of the topic.
         """
         self._client = client
         self._wanted = wanted
+        self._progress = progress
         self._deadline_s = deadline_s
         generation = client.topic(wanted.topic).generation
         for named in (wanted.since.generation, wanted.until.generation):
@@ -106,17 +107,17 @@ class Export:
         self._contents = Contents.of(self._state)
 
     def _continued(self, found: dict[str, Any], log: CursorLog) -> dict[str, Any]:
-        """Return the state of an earlier process. Raises click.ClickException."""
+        """Return the state of an earlier process. Raises TaskFailed."""
         wanted = self._wanted
         try:
-            of = files.log_of(found)
+            of = log_of(found)
             stored = {name: found[name] for name in wanted.asked}
             _check_values(found)
         except (KeyError, TypeError, ValueError, BadRequest) as error:
             raise files.damaged(wanted.state, wanted.part) from error
-        files.check_log(wanted.state, of, log)
+        check_log(wanted.state, of, log)
         if stored != wanted.asked:
-            raise click.ClickException(
+            raise TaskFailed(
                 f"{wanted.state} belongs to another export: {_differences(stored, wanted.asked)}. Repeat that export's "
                 f"command, name another file, or remove {wanted.state.name}."
             )
@@ -169,8 +170,7 @@ class Export:
             return
         begin = Place(after, state["generation"])
         left = self._left(begin, through)
-        with messages_bar() as bar:
-            task = bar.add_task("exporting", total=left)
+        with self._progress.counting("exporting", left) as advance:
             for chunk in self._chunks(begin, through):
                 position = self._append(state["position"], chunk)
                 self._contents = self._contents.with_all(chunk)
@@ -180,7 +180,7 @@ class Export:
                     last=chunk[-1].id.hex(),
                     **self._contents.as_json(),
                 )
-                bar.advance(task, len(chunk))
+                advance(len(chunk))
 
     def _append(self, position: int, chunk: list[Message]) -> int:
         with writing(self._wanted.part):
@@ -194,10 +194,9 @@ class Export:
             start = after._replace(id=found.earliest)
             found = self._client.range(self._wanted.topic, after=start, through=through)
         if found.lost:
-            write_line(
+            self._progress.say(
                 f"at least {found.lost:,} messages are missing in {self._wanted.file}: they expired or were purged during "
-                "the export, or a repair of the store did not find them",
-                err=True,
+                "the export, or a repair of the store did not find them"
             )
         return found.messages
 

@@ -13,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-import click
-
-from broker.cli import small_files as files
-from broker.cli.transfer.file_records import changed, message_of
+from broker import small_files as files
+from broker.errors import TaskFailed
 from broker.model import MESSAGE_ID_BYTES, Message
+from broker.transfer.message_records import changed, message_of
 from broker.wire.attributes import BYTES_MAX, HEADERS_MAX
 
 _WHOLE: Final = "whole"
@@ -29,7 +28,7 @@ class ParquetFile:
     name = "parquet"
 
     def check(self) -> None:
-        """Check that pyarrow is installed. Raises click.ClickException."""
+        """Check that pyarrow is installed. Raises TaskFailed."""
         _pyarrow()
 
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
@@ -89,7 +88,7 @@ class ParquetFile:
                         yield message_of({name: _value(name, batch[name][at]) for name in names})
                         done += 1
         except Exception as error:  # pyarrow raises anything for values of others.
-            raise click.ClickException(f"{file}, after row {done:,}: {error}") from error
+            raise TaskFailed(f"{file}, after row {done:,}: {error}") from error
 
 
 def _dictionaries(metadata: Any) -> list[str]:
@@ -147,7 +146,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet  # noqa: PLC0415 - An extra, and slow to import.
     except ImportError as error:
-        raise click.ClickException(
+        raise TaskFailed(
             "Parquet files need pyarrow: pip install 'tms-broker[export]', or pyarrow alone."
         ) from error
     return pyarrow
