@@ -30,6 +30,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
+from typing_extensions import override
+
 Outcome = Literal["refused", "unknown"]
 
 
@@ -44,6 +46,12 @@ class BrokerError(Exception):
     retriable: bool = False
     outcome: Outcome = "unknown"
 
+    @override
+    def __init_subclass__(cls, *, code: str | None = None, status: int | None = None) -> None:
+        """Declare an error. What it does not give is its parent's."""
+        cls.code = code or cls.code
+        cls.http_status = status or cls.http_status
+
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         """Keep the text for people and, if known, the seconds to wait before a retry."""
         super().__init__(message)
@@ -51,11 +59,9 @@ class BrokerError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class RequestError(BrokerError):
+class RequestError(BrokerError, code="bad_request", status=400):
     """The request itself is wrong. It had no effect."""
 
-    code = "bad_request"
-    http_status = 400
     outcome = "refused"
 
 
@@ -63,45 +69,28 @@ class BadRequest(RequestError):
     """A body, parameter or header is malformed."""
 
 
-class BadName(RequestError):
+class BadName(RequestError, code="bad_name"):
     """The name of a namespace or topic has characters that are not allowed."""
 
-    code = "bad_name"
 
-
-class BodyTooLarge(RequestError):
+class BodyTooLarge(RequestError, code="body_too_large", status=413):
     """The body, the decompressed body, or one message is larger than its limit."""
 
-    code = "body_too_large"
-    http_status = 413
 
-
-class TooManyMessages(RequestError):
+class TooManyMessages(RequestError, code="too_many_messages", status=413):
     """The request has more messages than ``messages_per_request_max``."""
 
-    code = "too_many_messages"
-    http_status = 413
 
-
-class TopicNotFound(RequestError):
+class TopicNotFound(RequestError, code="topic_not_found", status=404):
     """The topic does not exist, or was deleted."""
 
-    code = "topic_not_found"
-    http_status = 404
 
-
-class TopicExists(RequestError):
+class TopicExists(RequestError, code="topic_exists", status=409):
     """A topic with this name exists already."""
 
-    code = "topic_exists"
-    http_status = 409
 
-
-class TopicRecreated(RequestError):
+class TopicRecreated(RequestError, code="topic_recreated", status=410):
     """The request has a place in another generation: the topic was deleted and created again."""
-
-    code = "topic_recreated"
-    http_status = 410
 
     @classmethod
     def between(cls, topic: object, asked: int, present: int) -> TopicRecreated:
@@ -112,59 +101,36 @@ class TopicRecreated(RequestError):
         )
 
 
-class NotFound(RequestError):
+class NotFound(RequestError, code="not_found", status=404):
     """The path, the cursor or the node does not exist, or this node is in no cluster."""
 
-    code = "not_found"
-    http_status = 404
 
-
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, code="not_found", status=405):
     """The path exists, but not for this method."""
 
-    code = "not_found"
-    http_status = 405
 
-
-class PayloadsSealed(RequestError):
+class PayloadsSealed(RequestError, code="payloads_sealed", status=409):
     """The transaction's stored payloads were published already: no more can be stored."""
 
-    code = "payloads_sealed"
-    http_status = 409
 
-
-class AlreadyPublished(RequestError):
+class AlreadyPublished(RequestError, code="already_published", status=409):
     """A repeated publish was done before, under another write pointer, or was rolled back since."""
 
-    code = "already_published"
-    http_status = 409
 
-
-class TransactionTooOld(RequestError):
+class TransactionTooOld(RequestError, code="transaction_too_old", status=422):
     """The transaction is older than the longest life of a transaction."""
 
-    code = "transaction_too_old"
-    http_status = 422
 
-
-class TransactionNotInProgress(RequestError):
+class TransactionNotInProgress(RequestError, code="transaction_not_in_progress", status=409):
     """The transaction has ended, or its time-out has passed and it is invalid."""
 
-    code = "transaction_not_in_progress"
-    http_status = 409
 
-
-class TransactionFenced(TransactionNotInProgress):
+class TransactionFenced(TransactionNotInProgress, code="transaction_fenced"):
     """Another program has begun a transaction under the same name since, so this program may not use the name."""
 
-    code = "transaction_fenced"
 
-
-class TransactionConflict(RequestError):
+class TransactionConflict(RequestError, code="transaction_conflict", status=409):
     """Another transaction changed the same key, and was committed after this one began."""
-
-    code = "transaction_conflict"
-    http_status = 409
 
     def __init__(self, message: str, *, key: bytes | None = None) -> None:
         """Keep the text, and the key that both transactions changed, if it is known."""
@@ -172,28 +138,19 @@ class TransactionConflict(RequestError):
         self.key = key
 
 
-class ChangesTooLarge(RequestError):
+class ChangesTooLarge(RequestError, code="changes_too_large", status=413):
     """The transaction's change set has more keys, or larger keys, than the service takes."""
 
-    code = "changes_too_large"
-    http_status = 413
 
-
-class IdempotencyKeyReused(RequestError):
+class IdempotencyKeyReused(RequestError, code="idempotency_key_reused", status=422):
     """An earlier request had the same key, with another body."""
 
-    code = "idempotency_key_reused"
-    http_status = 422
 
-
-class CursorMoved(RequestError):
+class CursorMoved(RequestError, code="cursor_moved", status=409):
     """The cursor has another version than the request expects: another client moved, made or deleted it.
 
     ``cursor`` is the present cursor, in the form of the interface; None: there is no such cursor.
     """
-
-    code = "cursor_moved"
-    http_status = 409
 
     def __init__(self, message: str, *, cursor: Mapping[str, Any] | None = None) -> None:
         """Keep the text and the present cursor."""
@@ -201,64 +158,43 @@ class CursorMoved(RequestError):
         self.cursor = cursor
 
 
-class TooManyCursors(RequestError):
+class TooManyCursors(RequestError, code="too_many_cursors", status=409):
     """The topic has reached its limit of cursors (`topics.cursors_max`)."""
 
-    code = "too_many_cursors"
-    http_status = 409
 
-
-class Forbidden(RequestError):
+class Forbidden(RequestError, code="forbidden", status=403):
     """The caller may not do this, or a browser sends the request for a page of another site (`Origin`, `Host`)."""
 
-    code = "forbidden"
-    http_status = 403
 
-
-class NotAllowed(RequestError):
+class NotAllowed(RequestError, code="not_allowed", status=403):
     """This node's configuration does not allow the operation; the message names the key that allows it."""
 
-    code = "not_allowed"
-    http_status = 403
 
-
-class NotInstalled(RequestError):
+class NotInstalled(RequestError, code="not_installed", status=501):
     """This node lacks a package that the answer needs; the message names the extra to install."""
 
-    code = "not_installed"
-    http_status = 501
 
-
-class UnavailableError(BrokerError):
+class UnavailableError(BrokerError, code="overloaded", status=503):
     """The request had no effect and never will; the same request may succeed later."""
 
-    code = "overloaded"
-    http_status = 503
     retriable = True
     outcome: Outcome = "refused"
 
 
-class Unavailable(UnavailableError):
+class Unavailable(UnavailableError, code="no_leader"):
     """A server that the request needs does not answer; certainly nothing was done."""
-
-    code = "no_leader"
 
 
 class Overloaded(UnavailableError):
     """A limit of this node is reached."""
 
 
-class NoLeader(UnavailableError):
+class NoLeader(UnavailableError, code="no_leader"):
     """No node leads the topic at the moment."""
 
-    code = "no_leader"
 
-
-class NotLeader(UnavailableError):
+class NotLeader(UnavailableError, code="not_leader", status=421):
     """Another node leads; only nodes get this error. ``node``, ``url``, ``epoch`` describe the leader, if known."""
-
-    code = "not_leader"
-    http_status = 421
 
     def __init__(
         self,
@@ -275,17 +211,12 @@ class NotLeader(UnavailableError):
         self.epoch = epoch
 
 
-class ClockSkew(UnavailableError):
+class ClockSkew(UnavailableError, code="clock_skew"):
     """This node's clock can't be trusted."""
 
-    code = "clock_skew"
 
-
-class StorageFull(UnavailableError):
+class StorageFull(UnavailableError, code="storage_full", status=507):
     """The disk is full. ``outcome`` can be unknown for a request in flight."""
-
-    code = "storage_full"
-    http_status = 507
 
     def __init__(self, message: str, *, outcome: Outcome = "refused") -> None:
         """Keep the text, and whether this request may have been stored (*unknown*)."""
@@ -294,17 +225,12 @@ class StorageFull(UnavailableError):
         self.retriable = outcome == "refused"
 
 
-class Fenced(UnavailableError):
+class Fenced(UnavailableError, code="no_leader"):
     """A higher epoch holds the log; this request was certainly not committed."""
 
-    code = "no_leader"
 
-
-class OutcomeUnknown(BrokerError):
+class OutcomeUnknown(BrokerError, code="outcome_unknown"):
     """The request may have been done. It is not retriable, unless the client sent an idempotency key."""
-
-    code = "outcome_unknown"
-    http_status = 500
 
     def under_key(self) -> OutcomeUnknown:
         """Return the same error for a client that sent a key, and so may retry the request."""
@@ -314,11 +240,8 @@ class OutcomeUnknown(BrokerError):
         return error
 
 
-class StorageCorrupt(BrokerError):
+class StorageCorrupt(BrokerError, code="storage_corrupt"):
     """The stored data are damaged; the broker neither serves nor repairs them."""
-
-    code = "storage_corrupt"
-    http_status = 500
 
 
 class TaskFailed(Exception):
