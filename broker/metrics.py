@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -37,27 +38,46 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 _HELD = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 30)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
 
+Level = Callable[[], float | Mapping[str, float]]
+"""Returns a value, or values by a label."""
 
-class _Counter:
+
+class _Values:
+    """Values by labels, as ``values`` returns them."""
+
+    def __init__(
+        self,
+        make: type[CounterMetricFamily | GaugeMetricFamily],
+        name: str,
+        doc: str,
+        labels: Sequence[str],
+        values: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
+        self._make = make
+        self._family = f"broker_{name}", doc
+        self._labels = ["node", *labels]
+        self._values = values
+
+    def collect(self, node: str) -> Metric:
+        family = self._make(*self._family, labels=self._labels)
+        for labels, value in self._values().items():
+            family.add_metric([node, *labels], value)
+        return family
+
+
+class _Counter(_Values):
     """Sums by labels."""
 
     def __init__(self, name: str, doc: str, *labels: str) -> None:
-        self._family = (f"broker_{name}", doc)
-        self._labels = ["node", *labels]
         self.sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
-
-    def collect(self, node: str) -> Metric:
-        family = CounterMetricFamily(*self._family, labels=self._labels)
-        for labels, total in self.sums.copy().items():
-            family.add_metric([node, *labels], total)
-        return family
+        super().__init__(CounterMetricFamily, name, doc, labels, self.sums.copy)
 
 
 class _Histogram:
     """Counts by bucket, and their sum, by labels."""
 
     def __init__(self, name: str, doc: str, bounds: Sequence[float], *labels: str) -> None:
-        self._family = (f"broker_{name}", doc)
+        self._family = f"broker_{name}", doc
         self._labels = ["node", *labels]
         self._bounds = bounds
         self._counts: dict[tuple[str, ...], list[int]] = {}
@@ -72,17 +92,11 @@ class _Histogram:
 
     def collect(self, node: str) -> Metric:
         family = HistogramMetricFamily(*self._family, labels=self._labels)
+        bounds = [*map(str, self._bounds), "+Inf"]
         for labels, counts in self._counts.copy().items():
-            family.add_metric([node, *labels], self._cumulated(counts), self._sums[labels])
+            buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+            family.add_metric([node, *labels], buckets, self._sums[labels])
         return family
-
-    def _cumulated(self, counts: Sequence[int]) -> list[tuple[str, float]]:
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*self._bounds, "+Inf"), counts, strict=True):
-            total += count
-            buckets.append((str(bound), float(total)))
-        return buckets
 
 
 class Metrics(Collector):
@@ -119,8 +133,7 @@ class Metrics(Collector):
         self._held = _Histogram(
             "loop_held_seconds", "How long the event loop was held at a time.", _HELD
         )
-        self._each: dict[str, tuple[str, str, Callable[[], Mapping[str, float]]]] = {}
-        self._levels: dict[str, tuple[str, Callable[[], float]]] = {}
+        self._levels: dict[str, _Values] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         if process:
@@ -182,27 +195,25 @@ class Metrics(Collector):
         """Count how long the event loop was held before one tick of its monitor; mostly 0."""
         self._held.observe(seconds)
 
-    def watch(self, name: str, doc: str, level: Callable[[], float]) -> None:
-        """Show ``level()`` as ``broker_<name>`` at each read of the metrics.
+    def watch(self, name: str, doc: str, level: Level, *label: str) -> None:
+        """Show ``level()`` as ``broker_<name>`` at each read of the metrics: one value, or values by a label.
+
+        Values by a label are counters if the name ends with total.
 
         Raises:
             ValueError: the name is taken.
         """
         if name in self._levels:
             raise ValueError(f"broker_{name} is shown already")
-        self._levels[name] = (doc, level)
 
-    def watch_each(
-        self, name: str, doc: str, label: str, values: Callable[[], Mapping[str, float]]
-    ) -> None:
-        """Show ``values()``, by the label, as ``broker_<name>``. They are counters if the name ends with total.
+        def values() -> dict[tuple[str, ...], float]:
+            found = level()
+            if isinstance(found, Mapping):
+                return {(kind,): value for kind, value in found.items()}
+            return {(): found}
 
-        Raises:
-            ValueError: the name is taken.
-        """
-        if name in self._each:
-            raise ValueError(f"broker_{name} is shown already")
-        self._each[name] = (doc, label, values)
+        make = CounterMetricFamily if label and name.endswith("_total") else GaugeMetricFamily
+        self._levels[name] = _Values(make, name, doc, label, values)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format (CONTENT_TYPE)."""
@@ -211,16 +222,6 @@ class Metrics(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics. The library calls this."""
-        for figures in vars(self).values():
-            if isinstance(figures, (_Counter, _Histogram)):
+        for figures in [*vars(self).values(), *self._levels.values()]:
+            if isinstance(figures, (_Values, _Histogram)):
                 yield figures.collect(self._node)
-        for name, (doc, level) in self._levels.items():
-            family = GaugeMetricFamily(f"broker_{name}", doc, labels=["node"])
-            family.add_metric([self._node], level())
-            yield family
-        for name, (doc, label, values) in self._each.items():
-            make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            each = make(f"broker_{name}", doc, labels=["node", label])
-            for kind, value in values().items():
-                each.add_metric([self._node, kind], value)
-            yield each

@@ -263,24 +263,19 @@ class Node:
             )
 
     def _watch(self, topics: Topics, around: Surroundings, server: Server) -> None:
-        watch = self.metrics.watch
+        budgets, tephra, watch = server.budgets, self._tephra, self.metrics.watch
         watch("cache_bytes", "Recent messages in memory.", lambda: around.cache.bytes)
         watch("waiting_polls", "Polls and streams that wait.", lambda: topics.waiting_polls)
-        ahead = around.ids_ahead
-        watch(
-            "ids_ahead_topics", "Topics whose new ids are ahead of the clock.", lambda: len(ahead)
-        )
-        gaps = around.gaps
-        watch("gaps_passed", "Times that a reader passed lost messages.", lambda: gaps.count)
+        ahead = "Topics whose new ids are ahead of the clock."
+        watch("ids_ahead_topics", ahead, lambda: len(around.ids_ahead))
+        watch("gaps_passed", "Times that a reader passed lost messages.", lambda: around.gaps.count)
         watch("queued_bytes", "Publishes that wait for a commit.", lambda: around.queue.bytes)
         watch("connections", "Open connections.", lambda: server.connections)
-        tephra = self._tephra
         count = "Open connections of Tephra's clients."
         watch("thrift_connections", count, lambda: 0 if tephra is None else len(tephra.open))
-        budgets, watch_each = server.budgets, self.metrics.watch_each
-        watch_each("budget_held", "Held of each budget.", "budget", lambda: _by_name(budgets.used))
-        refused = ("budget_refused_total", "Requests refused or cut for each budget.", "budget")
-        watch_each(*refused, lambda: _by_name(budgets.refused))
+        watch("budget_held", "Held of each budget.", lambda: _by_name(budgets.used), "budget")
+        refused = "Requests refused or cut for each budget."
+        watch("budget_refused_total", refused, lambda: _by_name(budgets.refused), "budget")
         watch("requests_under_way", "Requests being answered.", lambda: server.busy)
 
     async def _sweep_forever(self, sweeper: Sweeper) -> None:

@@ -307,27 +307,15 @@ class Transactions:
         def level(count: Callable[[ServiceState], int]) -> Callable[[], float]:
             return lambda: 0 if self.state is None else count(self.state)
 
-        metrics.watch(
-            "transactions_in_progress",
-            "Transactions in progress, on the node that leads the service.",
-            level(lambda state: len(state.in_progress)),
-        )
-        metrics.watch(
-            "transactions_invalid",
-            "Invalid write pointers, on the node that leads the service.",
-            level(lambda state: len(state.invalids)),
-        )
-        metrics.watch(
-            "transactions_change_bytes",
-            "Memory of the change sets, on the node that leads the service.",
-            level(lambda state: state.change_bytes),
-        )
-        metrics.watch_each(
-            "transactions_total",
-            "Transactions by their outcome on this node.",
-            "kind",
-            lambda: self.counts,
-        )
+        where = "on the node that leads the service."
+        for name, doc, count in (
+            ("in_progress", "Transactions in progress", lambda state: len(state.in_progress)),
+            ("invalid", "Invalid write pointers", lambda state: len(state.invalids)),
+            ("change_bytes", "Memory of the change sets", lambda state: state.change_bytes),
+        ):
+            metrics.watch(f"transactions_{name}", f"{doc}, {where}", level(count))
+        outcomes = "Transactions by their outcome on this node."
+        metrics.watch("transactions_total", outcomes, lambda: self.counts, "kind")
 
     # The time-outs.
 
