@@ -313,7 +313,7 @@ class Snapshot:
     ) -> None:
         """Sort and keep the parts; ``write_pointer`` is the transaction's id if not given.
 
-        An array is kept as it is: the caller has put it in order (wire/pointers.py).
+        An array is kept as it is: the caller has put it in order (wire/transaction.py).
         """
         self.transaction_id = transaction_id
         self.read_pointer = read_pointer

@@ -30,7 +30,7 @@ from broker.operations.shapes import Shape, fields_of, forms_of, problem
 from broker.places import GENERATION_HEADER, Place, place_of
 from broker.wire import Take, free
 from broker.wire.jsontext import parse
-from broker.wire.snapshotjson import decode_body
+from broker.wire.transaction import decode_body
 
 # --- The type of a body ---------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
 from broker.topics.topics import Topics
 from broker.wire import attributes
 from broker.wire.avrojson import PART_BYTES
-from broker.wire.json_numbers import shown_long
+from broker.wire.jsontext import shown_long
 
 PREVIEW_BYTES = 1024
 _OPENING: Final = b'{"messages":'

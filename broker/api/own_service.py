@@ -38,7 +38,7 @@ from broker.routing.routed_calls import Call, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.transactions.service import Transactions
-from broker.wire.json_numbers import shown_long
+from broker.wire.jsontext import shown_long
 from broker.wire.transaction import decode_transaction
 
 DEADLINE_S: Final = 10.0

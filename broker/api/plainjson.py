@@ -51,10 +51,9 @@ from broker.operations.shapes import fields_of
 from broker.places import Place
 from broker.topics.settings import PublishedIds
 from broker.wire import Take, attributes, avrojson, free
-from broker.wire.json_numbers import read_long
 from broker.wire.jsonlist import read_list
-from broker.wire.jsontext import encode_json, parse
-from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.jsontext import encode_json, parse, read_long
+from broker.wire.transaction import decode_snapshot
 from broker.wire.varint import INT_MAX
 
 ROLLBACK_BYTES_MAX: Final = 64 * 1024

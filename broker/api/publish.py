@@ -30,7 +30,7 @@ from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from broker.topics.stages import began_ms
 from broker.topics.topics import Topics
 from broker.wire import avro, avrojson, messages
-from broker.wire.json_numbers import read_long
+from broker.wire.jsontext import read_long
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRODUCER_ID = "Producer-Id"

@@ -33,10 +33,8 @@ from broker.operations.shapes import Shape
 from broker.transactions.prune import Pruning, PruningPlan
 from broker.transactions.service import Transactions
 from broker.wire import Take
-from broker.wire.json_numbers import read_long, shown_long
-from broker.wire.jsontext import parse
-from broker.wire.snapshotjson import encode_snapshot
-from broker.wire.transaction import encode_transaction
+from broker.wire.jsontext import parse, read_long, shown_long
+from broker.wire.transaction import encode_snapshot, encode_transaction
 
 NAME_EPOCH: Final = "Broker-Name-Epoch"
 """The header of a start under a name: the epoch of the program that owns the name."""

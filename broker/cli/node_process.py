@@ -17,7 +17,7 @@ import uvloop
 
 from broker import logs
 from broker.config.sections import Config, ConfigError, iter_keys, value_of
-from broker.monitor import MachineClocks, Monitor
+from broker.node.monitor import MachineClocks, Monitor
 from broker.node.node import Node
 
 SWITCH_S = 0.0005

@@ -17,7 +17,7 @@ from broker.client import Browsed
 from broker.escapes import escaped, escaped_json
 from broker.moments import time_text
 from broker.transfer.jsonlines import attributes_json, payload_json
-from broker.wire.json_numbers import shown_long
+from broker.wire.jsontext import shown_long
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn

@@ -18,9 +18,8 @@ from broker.storage.head import NO_END, Head
 from broker.storage.report import COUNTED, CheckReport
 from broker.storage.root import Root, RootState
 from broker.storage.shown_log import ShownEntry, ShownLog, ShownPage
-from broker.wire.json_numbers import read_long, shown_long
-from broker.wire.snapshotjson import decode_snapshot
-from broker.wire.transaction import decode_transaction
+from broker.wire.jsontext import read_long, shown_long
+from broker.wire.transaction import decode_snapshot, decode_transaction
 
 _PAGE_COLUMNS: Final = (
     *("PAGE", "STATE", "EPOCH", "OWNER", "POINTER", "TOTAL", "BYTES", "ENTRIES", "MARKED"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
-from broker import typed_options
+from broker.client import typed_options
 from broker.client.place_store import PlaceStore
 from broker.client.subscription import SubscriberOptions
 from broker.client.values import Start, TopicName

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from broker import typed_options
+from broker.client import typed_options
 from broker.client.tries import KeptPlace, Taken
 from broker.client.values import Start, TopicName
 from broker.model import Message

@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from broker import typed_options
-from broker.client import outcomes, protocol
+from broker.client import outcomes, protocol, typed_options
 from broker.client.calls import decoded, each_within, pages
 from broker.client.client_request import ClientRequest
 from broker.client.retrier import Retrier

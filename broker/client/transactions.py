@@ -22,8 +22,7 @@ from broker.client.client_request import ClientRequest, Reply, json_object, read
 from broker.errors import BadRequest
 from broker.model import Snapshot
 from broker.operations.media_types import THRIFT
-from broker.wire.snapshotjson import decode_snapshot
-from broker.wire.transaction import decode_transaction
+from broker.wire.transaction import decode_snapshot, decode_transaction
 
 NAME_EPOCH: Final = "broker-name-epoch"
 _THRIFT: Final = {"Accept": THRIFT}

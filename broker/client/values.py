@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
-from broker import typed_options
+from broker.client import typed_options
 from broker.client.node_directory import Leader
 from broker.http.address import Address
 from broker.http.outbound import header_lines

@@ -51,6 +51,8 @@ CONTENT_TYPE: Final = AVRO
 _NULL_POINTER = b"\x02"
 _Value = TypeVar("_Value")
 _Read = Callable[[bytes, int], tuple[_Value, int]]
+ReadBlock = Callable[[bytes, int, int, list[bytes]], int]
+"""Takes the body, the position of a block, its count and the payloads read so far. Appends to them; returns its end."""
 
 
 def encode_publish_request(request: PublishRequest) -> bytes:
@@ -62,54 +64,6 @@ def encode_publish_request(request: PublishRequest) -> bytes:
             parts += (encode_long(len(payload)), payload)
     parts.append(END)
     return b"".join(parts)
-
-
-def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free) -> PublishRequest:
-    """Read the body of a publish or a store. It calls ``take`` for each block of messages.
-
-    Raises:
-        BadRequest: the body is malformed.
-        TooManyMessages: it has more than ``messages_max`` messages; the reader stopped before the excess ones.
-    """
-    pointer, at = _pointer(body)
-    payloads: list[bytes] = []
-    try:
-        while True:
-            count, at = read_count(body, at, len(payloads), messages_max)
-            if count == 0:
-                return PublishRequest(pointer, payloads)
-            take(count)
-            at = _read_payloads(body, at, count, payloads)
-    except IndexError:
-        raise ends_in("messages") from None
-    except Malformed as error:
-        raise malformed("messages", error) from None
-
-
-def _pointer(body: bytes) -> tuple[int | None, int]:
-    if body[:1] == _NULL_POINTER:
-        return None, 1
-    return field("transactionWritePointer", read_pointer, body, 0)
-
-
-def read_count(body: bytes, at: int, read: int, messages_max: int) -> tuple[int, int]:
-    """Return the number of messages in a block of the array, and the position of the first. ``read`` were read before.
-
-    Raises:
-        Malformed, IndexError: there is no count.
-        BadRequest: the body is too short for the count.
-        TooManyMessages: there are more than ``messages_max`` messages in all.
-    """
-    count, at = read_long(body, at)
-    if count < 0:
-        # The other legal form: -count, then the block's size in bytes, which this reader does not use.
-        count = -count
-        _, at = read_long(body, at)
-    if count > len(body) - at:
-        raise BadRequest("messages: the body is too short for its count of messages.")
-    if count > messages_max - read:
-        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
-    return count, at
 
 
 def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> int:
@@ -139,6 +93,58 @@ def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> i
     return at
 
 
+def decode_publish_request(
+    body: bytes, *, messages_max: int, take: Take = free, read_block: ReadBlock = _read_payloads
+) -> PublishRequest:
+    """Read the body of a publish or a store. It calls ``take`` for each block of messages.
+
+    ``read_block`` reads the messages of a block, if they are not just payloads.
+
+    Raises:
+        BadRequest: the body is malformed.
+        TooManyMessages: it has more than ``messages_max`` messages; the reader stopped before the excess ones.
+    """
+    pointer, at = _pointer(body)
+    payloads: list[bytes] = []
+    try:
+        while True:
+            count, at = _read_count(body, at, len(payloads), messages_max)
+            if count == 0:
+                return PublishRequest(pointer, payloads)
+            take(count)
+            at = read_block(body, at, count, payloads)
+    except IndexError:
+        raise _ends_in("messages") from None
+    except Malformed as error:
+        raise _malformed("messages", error) from None
+
+
+def _pointer(body: bytes) -> tuple[int | None, int]:
+    if body[:1] == _NULL_POINTER:
+        return None, 1
+    return _field("transactionWritePointer", _read_pointer, body, 0)
+
+
+def _read_count(body: bytes, at: int, read: int, messages_max: int) -> tuple[int, int]:
+    """Return the number of messages in a block of the array, and the position of the first. ``read`` were read before.
+
+    Raises:
+        Malformed, IndexError: there is no count.
+        BadRequest: the body is too short for the count.
+        TooManyMessages: there are more than ``messages_max`` messages in all.
+    """
+    count, at = read_long(body, at)
+    if count < 0:
+        # The other legal form: -count, then the block's size in bytes, which this reader does not use.
+        count = -count
+        _, at = read_long(body, at)
+    if count > len(body) - at:
+        raise BadRequest("messages: the body is too short for its count of messages.")
+    if count > messages_max - read:
+        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
+    return count, at
+
+
 def encode_publish_response(span: RollbackRange) -> bytes:
     """Return the answer to a transactional publish, which is also the body of its rollback."""
     first_ms, first_seq = unpack_log_key(span.first)
@@ -156,7 +162,7 @@ def encode_publish_response(span: RollbackRange) -> bytes:
 
 def decode_publish_response(body: bytes) -> RollbackRange:
     """Read the answer to a transactional publish. Raises BadRequest, also if it has no pointer."""
-    pointer, at = field("transactionWritePointer", read_pointer, body, 0)
+    pointer, at = _field("transactionWritePointer", _read_pointer, body, 0)
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
     first, at = _read_log_key(body, at, "start")
@@ -165,8 +171,8 @@ def decode_publish_response(body: bytes) -> RollbackRange:
 
 
 def _read_log_key(body: bytes, at: int, end: str) -> tuple[LogKey, int]:
-    timestamp_ms, at = field(f"{end}Timestamp", read_long, body, at)
-    seq, at = field(f"{end}SequenceId", read_int, body, at)
+    timestamp_ms, at = _field(f"{end}Timestamp", read_long, body, at)
+    seq, at = _field(f"{end}SequenceId", read_int, body, at)
     return checked_log_key(timestamp_ms, seq, end), at
 
 
@@ -197,10 +203,10 @@ def encode_poll(poll: Poll) -> bytes:
 
 def decode_poll(body: bytes, *, take: Take = free) -> Poll:
     """Read the body of a poll. It calls ``take`` for the snapshot's pointers. Raises BadRequest."""
-    start, at = field("startFrom", _read_start, body, 0)
-    inclusive, at = field("inclusive", _read_boolean, body, at)
-    limit, at = field("limit", _read_limit, body, at)
-    transaction, _ = field("transaction", _read_transaction, body, at)
+    start, at = _field("startFrom", _read_start, body, 0)
+    inclusive, at = _field("inclusive", _read_boolean, body, at)
+    limit, at = _field("limit", _read_limit, body, at)
+    transaction, _ = _field("transaction", _read_transaction, body, at)
     snapshot = None if transaction is None else decode_transaction(transaction, take=take)
     return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
 
@@ -245,7 +251,7 @@ def encode_pointer(pointer: int | None) -> bytes:
     return _NULL_POINTER if pointer is None else b"\x00" + encode_long(pointer)
 
 
-def read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
+def _read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
     """Return a write pointer, or None, and the position after it. Raises Malformed, IndexError."""
     branch, at = read_int(body, at)
     if branch == 0:
@@ -282,21 +288,21 @@ def checked_limit(limit: int) -> int:
     return limit
 
 
-def field(name: str, read: _Read[_Value], body: bytes, at: int) -> tuple[_Value, int]:
+def _field(name: str, read: _Read[_Value], body: bytes, at: int) -> tuple[_Value, int]:
     """Read a field. Raises BadRequest with the field's name."""
     try:
         return read(body, at)
     except IndexError:
-        raise ends_in(name) from None
+        raise _ends_in(name) from None
     except Malformed as error:
-        raise malformed(name, error) from None
+        raise _malformed(name, error) from None
 
 
-def ends_in(name: str) -> BadRequest:
+def _ends_in(name: str) -> BadRequest:
     """Return the error for a body that ends within a field."""
     return BadRequest(f"{name}: the body ends in the middle of this field.")
 
 
-def malformed(name: str, error: Malformed) -> BadRequest:
+def _malformed(name: str, error: Malformed) -> BadRequest:
     """Return the error for a field that does not match its schema."""
     return BadRequest(f"{name}: {error}.")

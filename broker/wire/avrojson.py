@@ -42,9 +42,8 @@ from broker.wire.avro import (
     checked_message_id,
     checked_time,
 )
-from broker.wire.json_numbers import read_long
 from broker.wire.jsonlist import read_list
-from broker.wire.jsontext import parse
+from broker.wire.jsontext import parse, read_long
 from broker.wire.transaction import decode_transaction
 from broker.wire.varint import INT_MAX, LONG_MAX
 

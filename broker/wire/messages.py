@@ -58,30 +58,22 @@ def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free)
         BadRequest: the body is malformed, or a message has too many headers.
         TooManyMessages: it has more than ``messages_max`` messages; the reader stopped before the excess ones.
     """
-    pointer, at = avro.field("transactionWritePointer", avro.read_pointer, body, 0)
-    payloads: list[bytes] = []
     found: list[bytes] = []
     ttls_s: list[int | None] = []
-    try:
-        while True:
-            count, at = avro.read_count(body, at, len(payloads), messages_max)
-            if count == 0:
-                break
-            take(count)
-            for _ in range(count):
-                payload, at = read_bytes(body, at)
-                beside, at = attributes.read(body, at)
-                ttl_s, at = _read_ttl(body, at)
-                payloads.append(payload)
-                found.append(attributes.encode(*beside))
-                ttls_s.append(ttl_s)
-    except IndexError:
-        raise avro.ends_in("messages") from None
-    except Malformed as error:
-        raise avro.malformed("messages", error) from None
-    return PublishRequest(
-        pointer,
-        payloads,
+
+    def read_block(body: bytes, at: int, count: int, payloads: list[bytes]) -> int:
+        for _ in range(count):
+            payload, at = read_bytes(body, at)
+            beside, at = attributes.read(body, at)
+            ttl_s, at = _read_ttl(body, at)
+            payloads.append(payload)
+            found.append(attributes.encode(*beside))
+            ttls_s.append(ttl_s)
+        return at
+
+    return avro.decode_publish_request(
+        body, messages_max=messages_max, take=take, read_block=read_block
+    )._replace(
         attributes=found if any(found) else (),
         ttls_s=ttls_s if any(ttl_s is not None for ttl_s in ttls_s) else (),
     )

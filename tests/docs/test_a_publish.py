@@ -25,7 +25,7 @@ LAST = {
     "poll": "broker/topics/topic_reader.py",
 }
 """The last file of each way: it writes to LevelDB, and reads the cache."""
-PERIODIC = {"broker/monitor.py", "broker/turns.py"}
+PERIODIC = {"broker/node/monitor.py", "broker/turns.py"}
 """Files with periodic work, which may run during a publish."""
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from broker.client.transactions import TransactionService
 from broker.errors import BrokerError
 from broker.model import Snapshot
-from broker.wire.snapshotjson import decode_snapshot, encode_snapshot
+from broker.wire.transaction import decode_snapshot, encode_snapshot
 
 PATH: Final = "/v1/transactions"
 KEYS: Final = [b"key %d" % number for number in range(6)]

@@ -17,7 +17,6 @@ CLIENT_RESTS_ON = {
     "operations",
     "places",
     "retries",
-    "typed_options",
     "user_code",
     "shield",
     "wire",

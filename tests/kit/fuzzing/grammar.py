@@ -13,7 +13,7 @@ from broker.clock import SystemClock
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, log_key
 from broker.operations.operation import DeclaredOperation
 from broker.operations.table import OPERATIONS
-from broker.wire import avro, avrojson, messages, snapshotjson
+from broker.wire import avro, avrojson, messages, transaction
 from broker.wire.attributes import encode as encode_attributes
 from tests.kit.request_bodies import poll_in_avro_json, publish_in_avro_json
 
@@ -271,11 +271,11 @@ class Grammar:
         if start is not None:
             said["start"] = start.hex() if isinstance(start, bytes) else start
         if snapshot is not None:
-            said["snapshot"] = snapshotjson.encode_snapshot(snapshot)
+            said["snapshot"] = transaction.encode_snapshot(snapshot)
         return kind, json.dumps(said).encode()
 
     def _with_snapshot(self) -> tuple[str, bytes]:
-        said = {"snapshot": snapshotjson.encode_snapshot(self.snapshot())}
+        said = {"snapshot": transaction.encode_snapshot(self.snapshot())}
         return JSON, json.dumps(said).encode()
 
     def _properties(self) -> tuple[str, bytes]:

@@ -14,8 +14,7 @@ from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.operations.table import SNAPSHOT_BYTES_MAX
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
-from broker.wire.pointers import POINTERS_MAX
-from broker.wire.transaction import encode_transaction
+from broker.wire.transaction import POINTERS_MAX, encode_transaction
 from tests.kit.serving import Answered, Broker, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}

@@ -21,8 +21,7 @@ from broker.config.sections import (
 )
 from broker.errors import Unavailable
 from broker.storage.table import Table
-from broker.wire.snapshotjson import decode_snapshot
-from broker.wire.transaction import decode_transaction
+from broker.wire.transaction import decode_snapshot, decode_transaction
 from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, topic_path

@@ -18,8 +18,7 @@ from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.leveldb.files import DirectoryLock
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
-from broker.wire.snapshotjson import encode_snapshot
-from broker.wire.transaction import encode_transaction
+from broker.wire.transaction import encode_snapshot, encode_transaction
 from tests.kit.full_store import BOUNDS, FULL, PUBLISHED_LOG, Filler, StillClock
 from tests.unit.storage.hbase.fake import Served, serving
 

@@ -13,8 +13,7 @@ from broker.client.client_request import ClientRequest, Reply
 from broker.errors import BrokerError, RequestError, TransactionConflict, TransactionNotInProgress
 from broker.model import POINTER_MAX, Snapshot
 from broker.wire import avro, messages
-from broker.wire.snapshotjson import encode_snapshot
-from broker.wire.transaction import encode_transaction
+from broker.wire.transaction import encode_snapshot, encode_transaction
 
 LOST = Reply(500, {"broker-error": "outcome_unknown"}, b"lost")
 

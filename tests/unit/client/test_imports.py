@@ -33,7 +33,6 @@ ALLOWED = {
         "places",
         "retries",
         "shield",
-        "typed_options",
         "operations",
         "user_code",
     )

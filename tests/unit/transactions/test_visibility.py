@@ -13,8 +13,12 @@ from broker.transactions import manager
 from broker.transactions.manager import Decision
 from broker.transactions.service_settings import TransactionSettings
 from broker.transactions.service_state import ServiceState
-from broker.wire.snapshotjson import decode_snapshot, encode_snapshot
-from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire.transaction import (
+    decode_snapshot,
+    decode_transaction,
+    encode_snapshot,
+    encode_transaction,
+)
 
 Result = TypeVar("Result")
 SETTINGS = TransactionSettings()

@@ -1,5 +1,8 @@
+import base64
+import json
 import struct
 import tracemalloc
+from array import array
 
 import pytest
 from hypothesis import given
@@ -7,8 +10,13 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, Overloaded
 from broker.model import Snapshot
-from broker.wire import pointers
-from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire import transaction
+from broker.wire.transaction import (
+    decode_snapshot,
+    decode_transaction,
+    encode_snapshot,
+    encode_transaction,
+)
 
 STOP = b"\x00"
 I64_MAX = (1 << 63) - 1
@@ -167,7 +175,7 @@ def test_unknown_fields_of_a_valid_snapshot_stay_below_that_bound():
 
 
 def test_pointers_are_bounded_over_all_lists(monkeypatch):
-    monkeypatch.setattr(pointers, "POINTERS_MAX", 3)
+    monkeypatch.setattr(transaction, "POINTERS_MAX", 3)
     with pytest.raises(BadRequest, match="4 pointers"):
         decode_transaction(a_list(3, [1, 2]) + a_list(4, [3, 4]) + STOP)
     with pytest.raises(BadRequest, match="4 pointers"):
@@ -202,7 +210,7 @@ def test_a_million_pointers_take_eight_bytes_each():
 
 
 def test_a_list_of_pointers_has_a_bound(monkeypatch):
-    monkeypatch.setattr(pointers, "POINTERS_MAX", 3)
+    monkeypatch.setattr(transaction, "POINTERS_MAX", 3)
     assert list(decode_transaction(a_list(3, [1, 2, 3]) + STOP).invalids) == [1, 2, 3]
     with pytest.raises(BadRequest, match="4 pointers"):
         decode_transaction(a_list(3, [1, 2, 3, 4]) + STOP)
@@ -215,3 +223,74 @@ def test_any_bytes_are_a_snapshot_or_a_bad_request(body):
     except BadRequest:
         return
     assert decode_transaction(encode_transaction(snapshot)) == snapshot
+
+
+@given(pointer_lists, st.booleans(), st.integers(1, 6))
+def test_pointers_come_in_order(given_, in_order, run):
+    listed = sorted(given_) if in_order else given_
+    body = b"xyz" + struct.pack(f">{len(listed)}q", *listed) + b"rest"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transaction, "_RUN", run)
+        assert list(transaction._of_bytes(body, 3, len(listed))) == sorted(listed)
+        assert list(transaction._ascending(array("q", listed))) == sorted(listed)
+
+
+@pytest.mark.parametrize(("count", "items"), [(0, 0), (1, 1), (8, 1), (9, 2), (1_000_000, 125_000)])
+def test_eight_pointers_count_as_one_item(count, items):
+    assert transaction.pointer_items(count) == items
+
+
+def test_a_snapshot_of_arrays_is_that_of_lists():
+    listed = [1, 5, 9]
+    numbers = array("q", listed)
+    one = Snapshot(transaction_id=10, read_pointer=9, invalids=numbers, in_progress=numbers)
+    other = Snapshot(transaction_id=10, read_pointer=9, invalids=listed, in_progress=listed)
+    assert one == other
+    assert repr(one) == repr(other)
+    assert [one.is_visible(each) for each in range(12)] == [
+        other.is_visible(each) for each in range(12)
+    ]
+
+
+@given(snapshots)
+def test_all_three_forms_say_the_same(snapshot):
+    body = encode_transaction(snapshot)
+    parts = json.loads(json.dumps(encode_snapshot(snapshot)))
+    for form in (body.hex(), body.hex().upper(), base64.b64encode(body).decode(), parts):
+        assert decode_snapshot(form) == snapshot
+
+
+def test_most_parts_may_be_missing():
+    expected = Snapshot(transaction_id=5, read_pointer=3)
+    assert decode_snapshot({"transaction_id": 5, "read_pointer": "3"}) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"write_pointer": "5.0"},
+        {"write_pointer": "05"},
+        {"write_pointer": str(1 << 63)},
+        {"write_pointer": (1 << 53) + 1},
+        {"in_progress": [(1 << 60) + 1]},
+        {"write_pointer": True},
+        {"write_pointer": 1 << 64},
+        {"read_pointer": None},
+        {"invalids": 5},
+        {"invalids": [None]},
+        {"long": 1},
+        {"visibility": 1},
+        {"visibility": "ALL"},
+        {"visibility": ["SNAPSHOT"]},
+        {"readPointer": 5},
+    ],
+)
+def test_wrong_parts_are_refused(wrong):
+    with pytest.raises(BadRequest, match=r"^snapshot: "):
+        decode_snapshot({"transaction_id": 5, "read_pointer": 3} | wrong)
+
+
+@pytest.mark.parametrize("value", [None, 5, [], {}, {"read_pointer": 3}, "", "0a00", "é", "Cg=A"])
+def test_json_that_is_no_snapshot_is_refused(value):
+    with pytest.raises(BadRequest, match=r"^(snapshot|transaction): "):
+        decode_snapshot(value)

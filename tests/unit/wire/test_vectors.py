@@ -8,7 +8,7 @@ import fastavro
 import pytest
 
 from broker.model import Message, Poll, PublishRequest, RollbackRange, log_key
-from broker.wire import avro, avrojson, blocks, snapshotjson, transaction
+from broker.wire import avro, avrojson, blocks, transaction
 from tests.kit import schemas
 from tests.kit.poll_replies import block
 from tests.kit.request_bodies import (
@@ -118,6 +118,6 @@ def test_a_transaction():
     snapshot = transaction.decode_transaction(body)
     assert len(body) == 91
     assert transaction.encode_transaction(snapshot) == body
-    assert snapshotjson.decode_snapshot(json_value("transaction.in-progress")) == snapshot
-    assert snapshotjson.decode_snapshot(snapshotjson.encode_snapshot(snapshot)) == snapshot
+    assert transaction.decode_snapshot(json_value("transaction.in-progress")) == snapshot
+    assert transaction.decode_snapshot(transaction.encode_snapshot(snapshot)) == snapshot
     assert (snapshot.transaction_id, list(snapshot.in_progress)) == (3, [2])

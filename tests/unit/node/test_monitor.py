@@ -7,7 +7,7 @@ import pytest
 
 from broker import logs
 from broker.metrics import Metrics
-from broker.monitor import (
+from broker.node.monitor import (
     LOGGED_EVERY_S,
     REST_TICK_S,
     TICK_S,
