@@ -7,6 +7,7 @@ from itertools import islice
 from operator import ne
 from typing import Final
 
+from broker.clock import Clock
 from broker.errors import BadRequest, TooManyMessages, TransactionTooOld
 from broker.model import POINTERS_PER_MS, PublishRequest, Topic, TransactionUse
 from broker.topics import stages
@@ -23,7 +24,7 @@ def check(
     request: PublishRequest,
     options: PublishOptions,
     settings: TopicSettings,
-    now_ms: int,
+    clock: Clock,
 ) -> None:
     """Refuse a request that the topic does not accept.
 
@@ -44,7 +45,7 @@ def check(
     if request.payloads and request.stages:
         # The publish that names these stages is checked when it comes.
         for stage in request.stages:
-            if stages.is_over(stage, now_ms, settings.stage_life_s * 1000):
+            if stages.is_over(stage, clock, settings.stage_life_s * 1000):
                 raise too_old(stage)
         return
     if topic.transactions is TransactionUse.REQUIRED and request.pointer is None:
@@ -52,7 +53,7 @@ def check(
     if topic.transactions is TransactionUse.REFUSED and request.pointer is not None:
         raise BadRequest(f"Topic '{topic.id}' accepts no publishes of transactions.")
     if request.pointer is not None:
-        _check_age(request.pointer, settings.transaction_life_max_s, now_ms)
+        _check_age(request.pointer, settings.transaction_life_max_s, clock.now_ms())
 
 
 def _check_lifetimes(ttls_s: Sequence[int | None]) -> None:

@@ -158,7 +158,7 @@ class References:
 
     def _is_over(self, stage: int) -> bool:
         life_ms = self._around.settings.stage_life_s * 1000
-        return stages.is_over(stage, self._around.clock.now_ms(), life_ms)
+        return stages.is_over(stage, self._around.clock, life_ms)
 
     async def _find_published(self, numbers: Numbers, sealed: Sequence[Sealed]) -> Sequence[LogKey]:
         """Return the keys of the references if they were published before, else an empty list."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from broker.clock import Clock
+
 _BITS: Final = 20
 STAGE_MIN: Final = -(1 << 63)
 
@@ -41,6 +43,6 @@ def newest_begun_by(now_ms: int) -> int:
     return max(-((max(now_ms, 0) << _BITS) | ((1 << _BITS) - 1)), STAGE_MIN)
 
 
-def is_over(stage: int, now_ms: int, life_ms: int) -> bool:
-    """Return whether a stage is too old for a store or a publish."""
-    return began_ms(stage) + life_ms <= now_ms
+def is_over(stage: int, clock: Clock, life_ms: int) -> bool:
+    """Return whether a stage is too old for a store or a publish: its life has passed by every clock of this node."""
+    return began_ms(stage) + life_ms <= clock.patient_ms(life_ms)

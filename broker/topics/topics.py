@@ -326,8 +326,7 @@ class Topics:
             await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
-        now_ms = self.around.clock.now_ms()
-        admission.check(topic, request, options, self.around.settings, now_ms)
+        admission.check(topic, request, options, self.around.settings, self.around.clock)
 
     # Consuming.
 

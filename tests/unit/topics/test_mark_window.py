@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.model import log_key, log_key_after
+from broker.model import PublishRequest, log_key, log_key_after
 from broker.storage.marks import PRODUCER_LIFE_MS
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, virtual_loop
 from broker.topics.dedupe import AnsweredKeys, KeyedOutcome
 from broker.topics.mark_window import MarkWindow
 from broker.topics.settings import Producer, PublishOptions
-from tests.kit.bench import Bench
+from tests.kit.bench import TOPIC, Bench
 
 WINDOW_MS = 600_000
 HOUR_MS = 3_600_000
@@ -96,6 +96,18 @@ async def test_a_key_of_before_a_claim_counts_for_one_window_from_the_claim_on(
     assert not again.replayed
     bench.restart()
     assert await bench.publish(b"a", options=K) == again._replace(replayed=True)
+
+
+@pytest.mark.parametrize("step_ms", STEPS)
+async def test_a_step_of_the_clock_ends_no_stage(bench: Bench, step_ms: int) -> None:
+    await bench.create(ttl_s=10**9)
+    stage = await bench.topics.begin_stage(TOPIC)
+    await bench.topics.store(TOPIC, PublishRequest(None, (b"a",), (stage,)))
+    bench.clock.step(step_ms)
+    await sweep_twice(bench)
+    await bench.topics.store(TOPIC, PublishRequest(None, (b"b",), (stage,)))
+    await bench.topics.publish(TOPIC, PublishRequest(None, (), (stage,)))
+    assert await bench.payloads() == [b"a", b"b"]
 
 
 async def test_a_message_is_not_removed_because_the_clock_jumped(bench: Bench) -> None:
