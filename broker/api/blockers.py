@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from broker.api import asked
 from broker.api.asked import place_in
-from broker.api.own_service import AnyService
 from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply, media_type
@@ -19,6 +18,7 @@ from broker.operations.parameters import BLOCKER_LIMIT
 from broker.operations.replies import Blockers, FirstMessage
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.topics.topics import Topics
+from broker.transactions.service_calls import AskedService
 from broker.wire.transaction import decode_transaction
 
 LISTED_MAX: Final = 10_000
@@ -27,7 +27,7 @@ LISTED_MAX: Final = 10_000
 class BlockersApi:
     """The handler of blockers."""
 
-    def __init__(self, topics: Topics, service: AnyService, clock: Clock) -> None:
+    def __init__(self, topics: Topics, service: AskedService, clock: Clock) -> None:
         """Keep the topics, the transaction service that knows the states, and the clock."""
         self._topics = topics
         self._service = service

@@ -29,7 +29,6 @@ from typing import Final, NamedTuple, Protocol
 from broker.api import asked, plainjson
 from broker.api.asked import BodyType, body_type, in_generation
 from broker.api.message_list import ItemForm, JsonList
-from broker.api.own_service import AnyService
 from broker.api.routed import Routed
 from broker.errors import (
     BadRequest,
@@ -60,6 +59,7 @@ from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
 from broker.topics.topics import Topics
 from broker.topics.waiting_polls import counted
+from broker.transactions.service_calls import AskedService
 from broker.wire import avro, avrojson, messages
 from broker.wire.blocks import END
 
@@ -113,7 +113,7 @@ class Polling:
     """The handler of polls."""
 
     def __init__(
-        self, topics: Topics, routed: Routed, service: AnyService, *, wait_max_s: float
+        self, topics: Topics, routed: Routed, service: AskedService, *, wait_max_s: float
     ) -> None:
         """Keep the topics, the way to their leaders, and the service that gives snapshots.
 

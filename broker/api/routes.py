@@ -15,14 +15,14 @@ from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events
 from broker.api.health import Health
-from broker.api.own_service import AnyService, OwnService
+from broker.api.own_service import OwnService
 from broker.api.placement import Placing
 from broker.api.polls import Polling
 from broker.api.publish import CheckPointer, Publishing, Staging, any_pointer
 from broker.api.routed import Routed
 from broker.api.router import Handler, Route
 from broker.api.topics_admin import Stats, TopicsAdmin, pinned
-from broker.api.transactions import PruningApi, TransactionsApi, truncated
+from broker.api.transactions import PruningApi, call_of, service_handlers
 from broker.clock import Clock
 from broker.config.sections import Config, Role
 from broker.errors import NotFound
@@ -38,6 +38,7 @@ from broker.topics.topics import Topics
 from broker.transactions.hidden_messages import Unhiding
 from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
+from broker.transactions.service_calls import AskedService
 from broker.wire.topics import TTL
 
 TRUNCATE: Final = "truncate_transactions"
@@ -59,7 +60,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     routed: Routed,
     *,
     transactions: Transactions | None = None,
-    service: AnyService | None = None,
+    service: AskedService | None = None,
 ) -> list[Route]:
     """Return all routes, bound to their handlers.
 
@@ -73,22 +74,21 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
     transactions = transactions or Transactions(topics.leaders)
-    own = service if isinstance(service, OwnService) else OwnService(topics.around.clock)
+    own = OwnService(transactions, routed)
     asked = service or own
     handlers = handlers_of(
         *_of_topics(topics, config, asked, routed, _pointer_check(config, transactions)),
-        TransactionsApi(transactions),
         PruningApi(_pruning(topics, asked)),
         ClusterViewHandlers(cluster),
         Placing(cluster, topics.registry),
         health,
     )
+    handlers |= service_handlers(transactions)
     handlers = {
         name: _in_time(topics.around.clock, BY_NAME[name], handler)
         for name, handler in handlers.items()
     }
     handlers = routed.bound(handlers)
-    own.bind(handlers)
     handlers["purge"] = pinned(topics, handlers["purge"])
     handlers = guarded(handlers, unhiding_of(own, config, topics))
     return [
@@ -126,7 +126,7 @@ def _pointer_check(config: Config, transactions: Transactions) -> CheckPointer:
 def _of_topics(
     topics: Topics,
     config: Config,
-    service: AnyService,
+    service: AskedService,
     routed: Routed,
     check_pointer: CheckPointer,
 ) -> Iterator[object]:
@@ -148,7 +148,7 @@ def _of_topics(
     yield from (routed, polls, Events(topics, polls.within, routed.should_lead))
 
 
-def _pruning(topics: Topics, service: AnyService) -> Pruning:
+def _pruning(topics: Topics, service: AskedService) -> Pruning:
     settings = topics.around.settings
     return Pruning(
         topics.registry,
@@ -205,9 +205,13 @@ def guarded(handlers: Mapping[str, Handler], unhiding: Unhiding) -> dict[str, Ha
         async def check(request: Request) -> Answer:
             if own(request):
                 is_asked = name == TRUNCATE and unhiding.asks_for_ids
-                ids, _ = await truncated(request) if is_asked else ((), None)
+                sent = (await call_of(name, request)).sent if is_asked else {}
                 await unhiding.check(
-                    _UNHIDING[name], request.caller, request.id, ids=ids, deadline=request.deadline
+                    _UNHIDING[name],
+                    request.caller,
+                    request.id,
+                    ids=sent.get("ids", ()),
+                    deadline=request.deadline,
                 )
             return await handler(request)
 

@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from broker.api import asked
 from broker.api.asked import checked, shown_id
+from broker.api.router import Handler
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.long_work import heavy
 from broker.model import LOG_KEY_BYTES, POINTER_MAX, Snapshot, timestamp_of
 from broker.moments import rfc3339
-from broker.operations.media_types import TEPHRA_SNAPSHOT, THRIFT
+from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
 from broker.operations.parameters import THROUGH, TRANSACTION_LIMIT
-from broker.operations.replies import (
-    Invalidated,
-    Nothing,
-    Pruned,
-    PrunePlan,
-    Reset,
-    Truncated,
-    Unpassed,
-)
-from broker.operations.sent import ChangesSent, CommitSent, TransactionSent, TruncateSent
+from broker.operations.replies import Nothing, Pruned, PrunePlan, Unpassed
 from broker.operations.shapes import Shape
+from broker.operations.table import BY_NAME
 from broker.transactions.prune import Pruning, PruningPlan
 from broker.transactions.service import Transactions
+from broker.transactions.service_calls import CALLS, ServiceCall, carried_out
 from broker.wire import Take
 from broker.wire.jsontext import parse, read_long, shown_long
 from broker.wire.transaction import encode_snapshot, encode_transaction
@@ -42,125 +38,52 @@ POINTERS_AT_ONCE_MAX: Final = 10_000
 """A snapshot with so many pointers is written as JSON at once. That takes 2 ms."""
 
 
-class TransactionsApi:
-    """The handlers of transactions."""
-
-    def __init__(self, transactions: Transactions) -> None:
-        """Keep the service."""
-        self._service = transactions
-
-    async def start_transaction(self, request: Request) -> Answer:
-        """Begin a transaction."""
-        sent: TransactionSent = await _sent(request, TransactionSent)
-        name, epoch = sent.get("name", ""), sent.get("epoch")
-        if epoch is not None:
-            epoch = _pointer("epoch", epoch)
-            if not name:
-                raise BadRequest("epoch: give it only with a name.")
-        begun = await self._service.start(
-            long=sent.get("type") == "long",
-            timeout_s=sent.get("timeout_s"),
-            client=sent.get("client", ""),
-            name=name,
-            epoch=epoch,
-            deadline=request.deadline,
-            caller=request.caller,
-        )
-        reply = await snapshot_reply(request, begun)
-        if not name:
-            return reply
-        own = begun.transaction_id if epoch is None else epoch
-        return reply.with_headers((NAME_EPOCH, str(own)))
-
-    async def can_commit_transaction(self, request: Request) -> Answer:
-        """Take the keys that a transaction changed, and answer whether it may commit."""
-        transaction = transaction_of(request)
-        changes = await asked.read(request, _decode_changes)
-        await self._service.can_commit(transaction, changes, request.deadline)
-        return json_reply(Nothing())
-
-    async def commit_transaction(self, request: Request) -> Answer:
-        """Commit a transaction: its writes become visible."""
-        sent: CommitSent = await _sent(request, CommitSent)
-        pointer = sent.get("write_pointer")
-        if pointer is not None:
-            pointer = _pointer("write_pointer", pointer)
-        await self._service.commit(transaction_of(request), pointer, request.deadline)
-        return json_reply(Nothing())
-
-    async def abort_transaction(self, request: Request) -> Answer:
-        """Abort a transaction whose client has undone its writes."""
-        await _sent(request, Nothing)
-        await self._service.abort(transaction_of(request), request.deadline)
-        return json_reply(Nothing())
-
-    async def invalidate_transaction(self, request: Request) -> Answer:
-        """Make a transaction invalid."""
-        await _sent(request, Nothing)
-        done = await self._service.invalidate(transaction_of(request), request.deadline)
-        return json_reply(Invalidated(invalidated=done))
-
-    async def checkpoint_transaction(self, request: Request) -> Answer:
-        """Give a transaction a further write pointer."""
-        await _sent(request, Nothing)
-        found = await self._service.checkpoint(transaction_of(request), request.deadline)
-        return await snapshot_reply(request, found)
-
-    async def transactions_snapshot(self, request: Request) -> Answer:
-        """Answer a snapshot as of now, or the whole state in Tephra's snapshot format."""
-        if _accepts(request, TEPHRA_SNAPSHOT):
-            state = await self._service.tephra_snapshot(request.deadline)
-            return Reply(200, state, TEPHRA_SNAPSHOT)
-        return await snapshot_reply(request, await self._service.snapshot(request.deadline))
-
-    async def list_transactions(self, request: Request) -> Answer:
-        """Answer the transactions in progress, the oldest first, and the counts of each state."""
-        limit = TRANSACTION_LIMIT.of(request.query)
-        return json_reply(await self._service.listing(limit, request.deadline))
-
-    async def show_transaction(self, request: Request) -> Answer:
-        """Answer a transaction's state and details."""
-        return json_reply(await self._service.show(transaction_of(request), request.deadline))
-
-    async def truncate_transactions(self, request: Request) -> Answer:
-        """Remove pointers from the invalid list."""
-        ids, before_ms = await truncated(request)
-        if before_ms is None:
-            removed = await self._service.truncate_invalid(ids, request.deadline)
-        else:
-            removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
-        return json_reply(Truncated(removed=removed))
-
-    async def reset_transactions(self, request: Request) -> Answer:
-        """Forget all transactions. Answer how many transactions in progress and invalid pointers no longer hide messages."""
-        await _sent(request, Nothing)
-        in_progress, invalid = await self._service.reset(request.deadline)
-        return json_reply(Reset(in_progress=in_progress, invalid=invalid))
+def service_handlers(transactions: Transactions) -> dict[str, Handler]:
+    """Return the handlers of the service's operations, by their names."""
+    return {name: partial(_answer, transactions, name) for name in CALLS}
 
 
-async def truncated(request: Request) -> tuple[list[int], int | None]:
-    """Return the ids, or the moment in ms, of a request that truncates. Raises BadRequest, BodyTooLarge."""
-    return await asked.read(request, _decode_truncated)
+async def _answer(transactions: Transactions, name: str, request: Request) -> Reply:
+    call = await call_of(name, request)
+    answer = await carried_out(transactions, call)
+    if isinstance(answer, bytes):
+        return Reply(200, answer, TEPHRA_SNAPSHOT)
+    if not isinstance(answer, Snapshot):
+        return json_reply(answer)
+    reply = await snapshot_reply(request, answer)
+    if "name" not in call.sent:
+        return reply
+    epoch = call.sent.get("epoch")
+    own = answer.transaction_id if epoch is None else epoch
+    return reply.with_headers((NAME_EPOCH, str(own)))
 
 
-def _decode_truncated(body: bytes, *, take: Take) -> tuple[list[int], int | None]:
-    sent: dict[str, Any] = _decode_fields(body, TruncateSent, take)
-    if "before_ms" in sent:
-        return [], _pointer("before_ms", sent["before_ms"])
-    return [_pointer("ids", each) for each in sent["ids"]], None
+async def call_of(name: str, request: Request) -> ServiceCall:
+    """Return the call that a request asks for. Raises BadRequest, BodyTooLarge."""
+    operation = BY_NAME[name]
+    of = transaction_of(request) if "{transaction}" in operation.template else 0
+    sent: Mapping[str, Any] = {}
+    if operation.method == "POST":
+        shape = dict(operation.takes).get(JSON, Nothing)
+        sent = await asked.read(request, lambda body, take: _decode_fields(body, shape, take))
+    if sent.get("epoch") is not None and "name" not in sent:
+        raise BadRequest("epoch: give it only with a name.")
+    limit = TRANSACTION_LIMIT.of(request.query) if name == "list_transactions" else None
+    accept = _accepted(request)
+    return ServiceCall(name, sent, of, limit, accept, request.caller, request.deadline)
 
 
 async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     """Return a transaction in the form that the request accepts."""
-    if _accepts(request, THRIFT):
+    if _accepted(request) == THRIFT:
         return Reply(200, encode_transaction(snapshot), THRIFT)
     if len(snapshot.invalids) + len(snapshot.in_progress) <= POINTERS_AT_ONCE_MAX:
         return json_reply(encode_snapshot(snapshot))
     return await heavy(request.usage.caller, lambda: json_reply(encode_snapshot(snapshot)))
 
 
-def _accepts(request: Request, content_type: str) -> bool:
-    return request.headers.get("Accept", "").strip().lower() == content_type
+def _accepted(request: Request) -> str:
+    return request.headers.get("Accept", "").strip().lower()
 
 
 def transaction_of(request: Request) -> int:
@@ -173,27 +96,30 @@ def transaction_of(request: Request) -> int:
     )
 
 
+# --- The fields of bodies -------------------------------------------------------------------------
+
+_POINTERS: Final = ("epoch", "write_pointer", "before_ms")
+
+
+def _decode_fields(body: bytes, shape: Shape, take: Take) -> Mapping[str, Any]:
+    """Return the fields of a body of this shape as values; an empty body has none."""
+    sent: object = {}
+    if body.strip():
+        take(body.count(b",") + 1)
+        sent = parse(body)
+    return {name: _value(name, value) for name, value in checked(sent, shape).items()}
+
+
+def _value(name: str, sent: Any) -> Any:
+    if name == "changes":
+        return [_key(text) for text in sent]
+    if name == "ids":
+        return [_pointer(name, each) for each in sent]
+    return sent if sent is None or name not in _POINTERS else _pointer(name, sent)
+
+
 def _pointer(name: str, value: object) -> int:
     return read_long(name, value, least=0, most=POINTER_MAX)
-
-
-async def _sent(request: Request, shape: Shape) -> Any:
-    """Return the fields of a body of this shape; an empty body has none. Raises BadRequest, BodyTooLarge."""
-    return await asked.read(request, lambda body, take: _decode_fields(body, shape, take))
-
-
-def _decode_fields(body: bytes, shape: Shape, take: Take) -> Any:
-    return checked(_counted(body, take) if body.strip() else {}, shape)
-
-
-def _counted(body: bytes, take: Take) -> object:
-    take(body.count(b",") + 1)
-    return parse(body)
-
-
-def _decode_changes(body: bytes, *, take: Take) -> list[bytes]:
-    sent: ChangesSent = checked(_counted(body, take), ChangesSent)
-    return [_key(text) for text in sent["changes"]]
 
 
 def _key(text: object) -> bytes:
@@ -203,6 +129,19 @@ def _key(text: object) -> bytes:
     except (binascii.Error, ValueError):
         pass
     raise BadRequest(f"changes: {text!r:.80} is not base64.")
+
+
+def shown_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body with these values."""
+    return {name: _shown(name, value) for name, value in values.items()}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name == "changes":
+        return [base64.b64encode(key).decode() for key in value]
+    if name == "ids":
+        return [*map(str, value)]
+    return shown_long(value) if name in _POINTERS else value
 
 
 # --- Pruning --------------------------------------------------------------------------------------

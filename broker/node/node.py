@@ -27,7 +27,7 @@ from broker import __version__, logs
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
-from broker.api.own_service import OwnService, RoutedTransactions
+from broker.api.own_service import OwnService
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
@@ -53,6 +53,7 @@ from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
+from broker.transactions.service_calls import AskedService
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
@@ -91,7 +92,7 @@ class Node:
         self._ground: Ground | None = None
         self._topics: Topics | None = None
         self._transactions: Transactions | None = None
-        self._service: OwnService | ServiceElsewhere | None = None
+        self._service: AskedService | None = None
         self._server: Server | None = None
         self._tephra: TephraServer | None = None
         self._listening: socket.socket | None = None
@@ -146,15 +147,14 @@ class Node:
         transactions = Transactions(topics.leaders, settings_of(config))
         self._transactions = transactions
         transactions.watch(self.metrics)
-        self._service = service = asked_service(config, self.clock)
+        own = OwnService(transactions, routed)
+        self._service = service = asked_service(config, self.clock, own)
         routes = make_routes(
             topics, config, health, view, routed, transactions=transactions, service=service
         )
         server = Server(Dispatch(Router(routes), self.metrics, config), config, self.clock)
         if config.transactions.thrift_port is not None:
-            serving = RoutedTransactions(
-                transactions, routed.routing, deadline_s=config.server.request_deadline_s
-            )
+            serving = OwnService(transactions, routed, deadline_s=config.server.request_deadline_s)
             self._tephra = await serve_tephra(
                 config, serving, server.budgets, self.metrics, self.clock
             )

@@ -7,9 +7,11 @@ extra ``tephra``: its packages are imported only if a node starts it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
 
 from broker import logs
 from broker.api.own_service import DEADLINE_S, OwnService
@@ -22,15 +24,16 @@ from broker.http.budget import Budgets
 from broker.http.server import listen_at
 from broker.metrics import Metrics
 from broker.model import Snapshot
+from broker.operations.table import BY_NAME
 from broker.topics.inversion import Source
 from broker.topics.overdue import in_time
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import TRANSACTIONS
+from broker.transactions.service_calls import AskedService, ServiceCall
 from broker.transactions.service_settings import TransactionSettings
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
-    from broker.transactions.tephra_service import Serving
 
 CLOSE_S: Final = 1.0
 """How long a node that stops waits for calls of a service elsewhere, which may be away."""
@@ -38,7 +41,7 @@ CLOSE_S: Final = 1.0
 log = logs.get_logger()
 
 
-class ServiceElsewhere:
+class ServiceElsewhere(AskedService):
     """A service at another address, over HTTP. Call ``close`` at the end.
 
     A call ends at its request's ``deadline``, and after DEADLINE_S at the latest. Its errors name the service.
@@ -52,32 +55,23 @@ class ServiceElsewhere:
         self._service = self._client.transactions
         self._under_way: set[asyncio.Future[None]] = set()
 
-    async def snapshot(self, deadline: float | None = None) -> Snapshot:
-        """Return a snapshot as of now."""
-        async with self._asked(deadline):
-            return await self._service.snapshot()
-
-    async def list(
-        self, *, limit: int | None = None, deadline: float | None = None
-    ) -> dict[str, Any]:
-        """Return the transactions in progress."""
-        async with self._asked(deadline):
-            return await self._service.list(limit=limit)
-
-    async def show(self, transaction_id: int, deadline: float | None = None) -> dict[str, Any]:
-        """Return one transaction as the service knows it. Raises NotFound."""
-        async with self._asked(deadline):
-            return await self._service.show(transaction_id)
-
-    async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
-        """Forget invalid transactions; return how many were known. Raises OutcomeUnknown at the deadline."""
-        async with self._asked(deadline, OutcomeUnknown):
-            return await self._service.truncate(ids=ids)
+    @override
+    async def ask(self, call: ServiceCall) -> Any:
+        """Answer the calls of this node's parts. Raises OutcomeUnknown at the deadline of a truncation."""
+        service = self._service
+        reading = BY_NAME[call.name].effect.is_reading
+        async with self._asked(call.deadline, Unavailable if reading else OutcomeUnknown):
+            if call.name == "transactions_snapshot":
+                return await service.snapshot()
+            if call.name == "list_transactions":
+                return await service.list(limit=call.limit)
+            if call.name == "show_transaction":
+                return await service.show(call.of)
+            assert call.name == "truncate_transactions", "no part of a node calls this"
+            return {"removed": await service.truncate(ids=call.sent["ids"])}
 
     @asynccontextmanager
-    async def _asked(
-        self, deadline: float | None, late: type[BrokerError] = Unavailable
-    ) -> AsyncIterator[None]:
+    async def _asked(self, deadline: float | None, late: type[BrokerError]) -> AsyncIterator[None]:
         """Bound a call by its request's deadline; it raises ``late`` then."""
         ended = asyncio.get_running_loop().create_future()
         self._under_way.add(ended)
@@ -99,13 +93,13 @@ class ServiceElsewhere:
         await self._client.close()
 
 
-def asked_service(config: Config, clock: Clock) -> OwnService | ServiceElsewhere:
-    """Return the service that the configuration names."""
+def asked_service(config: Config, clock: Clock, own: OwnService) -> AskedService:
+    """Return the service that the configuration names; ``own`` is that of this node's cluster."""
     url = config.transactions.transactions_url
-    return OwnService(clock) if url is None else ServiceElsewhere(url, clock)
+    return own if url is None else ServiceElsewhere(url, clock)
 
 
-def sweep_source(service: OwnService | ServiceElsewhere, registry: TopicRegistry) -> Source:
+def sweep_source(service: AskedService, registry: TopicRegistry) -> Source:
     """Return the source of snapshots for sweeps. It does not start this broker's own service if that was never used."""
     if isinstance(service, ServiceElsewhere):
         return service.snapshot
@@ -140,7 +134,7 @@ def settings_of(config: Config) -> TransactionSettings:
 
 async def serve_tephra(
     config: Config,
-    transactions: Serving,
+    transactions: AskedService,
     budgets: Budgets,
     metrics: Metrics,
     clock: Clock,

@@ -21,34 +21,25 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from typing import Final, Protocol
+from typing import Final
 
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown, TransactionNotInProgress, UnavailableError
 from broker.model import Snapshot
 from broker.shield import begin, result_of
+from broker.transactions.service_calls import AskedService, ServiceCall
 
 REMEMBERED_MAX: Final = 10_000
 """How many commits in doubt are remembered. The oldest are forgotten first."""
 PAUSE_S: Final = 0.2
 
 
-class CommitService(Protocol):
-    """The calls of the transaction service that this module needs."""
-
-    async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """Commit. Raises the errors of ``Transactions.commit``."""
-
-    async def snapshot(self) -> Snapshot:
-        """Return a snapshot as of now."""
-
-
 class Commits:
     """Commits so that each has one outcome. Use it in the event loop."""
 
-    def __init__(self, transactions: CommitService, clock: Clock, deadline_s: float) -> None:
+    def __init__(self, service: AskedService, clock: Clock, deadline_s: float) -> None:
         """Keep the parts. After ``deadline_s`` in doubt, the client gets the error that the outcome is unknown."""
-        self._transactions = transactions
+        self._service = service
         self._clock = clock
         self._deadline_s = deadline_s
         self._under_way: dict[int, asyncio.Task[None]] = {}
@@ -76,9 +67,10 @@ class Commits:
 
     async def _commit(self, transaction: int, write_pointer: int | None) -> None:
         until = self._clock.monotonic() + self._deadline_s
+        call = ServiceCall("commit_transaction", {"write_pointer": write_pointer}, transaction)
         while True:
             try:
-                await self._transactions.commit(transaction, write_pointer)
+                await self._service.ask(call)
             except (OutcomeUnknown, TransactionNotInProgress, UnavailableError) as error:
                 if error.outcome == "unknown":
                     self.put_in_doubt(transaction)
@@ -99,7 +91,7 @@ class Commits:
         """Return a new snapshot. Raises OutcomeUnknown if the service gives none before the deadline."""
         while True:
             try:
-                return await self._transactions.snapshot()
+                return await self._service.snapshot()
             except (UnavailableError, OutcomeUnknown) as error:
                 await self._pause(transaction, until, error.message)
 

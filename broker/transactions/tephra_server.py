@@ -19,8 +19,9 @@ from typing import Final
 from broker.clock import Clock
 from broker.http.budget import Budgets
 from broker.metrics import Metrics
+from broker.transactions.service_calls import AskedService
 from broker.transactions.tephra_connection import TephraConnection
-from broker.transactions.tephra_service import Serving, TephraBounds, TephraService
+from broker.transactions.tephra_service import TephraBounds, TephraService
 
 CONNECTIONS_MAX: Final = 4_096
 CALLS_MAX: Final = 1_024
@@ -43,7 +44,7 @@ class TephraServer:
 
     def __init__(
         self,
-        transactions: Serving,
+        transactions: AskedService,
         budgets: Budgets,
         metrics: Metrics,
         clock: Clock,

@@ -23,9 +23,8 @@ this module returns false, as Tephra's server does: the transaction was no longe
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from broker import logs
 from broker.clock import Clock
@@ -40,9 +39,10 @@ from broker.errors import (
     TransactionConflict,
     TransactionNotInProgress,
 )
-from broker.model import Snapshot
+from broker.operations.media_types import TEPHRA_SNAPSHOT
 from broker.transactions import tephra_frames as frames
 from broker.transactions.hidden_messages import Unhiding
+from broker.transactions.service_calls import AskedService, ServiceCall
 from broker.transactions.tephra_commits import Commits
 
 ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
@@ -52,54 +52,6 @@ KEY_SHOWN: Final = 256
 COUNT_MAX: Final = (1 << 31) - 1
 
 log = logs.get_logger()
-
-
-class Serving(Protocol):
-    """The calls of the transaction service that this module needs. This node or another one leads the service."""
-
-    async def start(
-        self,
-        *,
-        long: bool = False,
-        timeout_s: float | None = None,
-        client: str = "",
-        deadline: float | None = None,
-        caller: str = "",
-    ) -> Snapshot:
-        """Begin a transaction. ``caller`` is the address of the client."""
-
-    async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Store the keys that a transaction changed, if it conflicts with no other transaction."""
-
-    async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """Commit a transaction: its writes become visible."""
-
-    async def abort(self, transaction_id: int) -> None:
-        """Abort a transaction whose client has undone its writes."""
-
-    async def invalidate(self, transaction_id: int) -> bool:
-        """Make a transaction invalid. Return whether it was in progress."""
-
-    async def checkpoint(self, transaction_id: int) -> Snapshot:
-        """Give a transaction another write pointer."""
-
-    async def snapshot(self, deadline: float | None = None) -> Snapshot:
-        """Return a snapshot as of now."""
-
-    async def tephra_snapshot(self) -> bytes:
-        """Return the whole state in Tephra's snapshot format."""
-
-    async def truncate_invalid(self, ids: Collection[int]) -> int:
-        """Remove pointers from the invalid list. Return how many were in it."""
-
-    async def truncate_invalid_before(self, before_ms: int) -> int:
-        """Remove pointers given before a moment from the invalid list. Return how many were in it."""
-
-    async def invalid_count(self) -> int:
-        """Return the number of invalid pointers."""
-
-    async def reset(self) -> tuple[int, int]:
-        """Forget all transactions. Return the numbers of those in progress, and of invalid pointers."""
 
 
 class TephraAnswer(NamedTuple):
@@ -127,13 +79,13 @@ OK: Final = "ok"
 class TephraService:
     """Answers calls. ``answer`` raises no error that a client can cause."""
 
-    def __init__(self, transactions: Serving, clock: Clock, bounds: TephraBounds) -> None:
+    def __init__(self, service: AskedService, clock: Clock, bounds: TephraBounds) -> None:
         """Keep the transaction service and the bounds."""
         self.idl = frames.Idl()
-        self.commits = Commits(transactions, clock, bounds.deadline_s)
+        self.commits = Commits(service, clock, bounds.deadline_s)
         self.most = bounds.most
-        self.transactions = transactions
-        self._unhiding = Unhiding(transactions, allowed=bounds.reset_allowed)
+        self.service = service
+        self._unhiding = Unhiding(service, allowed=bounds.reset_allowed)
         self._methods = _methods(self)
 
     async def answer(self, call: frames.TephraCall, caller: str = "") -> TephraAnswer:
@@ -143,7 +95,7 @@ class TephraService:
             if method in _UNHIDING:
                 await self._unhiding.check(_UNHIDING[method], caller)
             # A start counts for its caller, so its function is made for the call.
-            known = self._methods.get(method) or _starts(self.transactions, caller)[method]
+            known = self._methods.get(method) or _starts(self.service, caller)[method]
             value = await known(call.arguments)
             frame = frames.encode_returned(self.idl, call, value)
         except BrokerError as error:
@@ -171,14 +123,16 @@ class TephraService:
 
     async def invalidated(self, transaction: int) -> bool:
         """Make a transaction invalid. Return whether it was in progress, even if the outcome of the first try is unknown."""
+        call = ServiceCall("invalidate_transaction", of=transaction)
         try:
-            return await self.transactions.invalidate(transaction)
+            told = await self.service.ask(call)
         except OutcomeUnknown:
-            if await self.transactions.invalidate(transaction):
-                return True
-            invalids = (await self.transactions.snapshot()).invalids
-            at = bisect_left(invalids, transaction)
-            return at < len(invalids) and invalids[at] == transaction
+            told = await self.service.ask(call)
+            if not told["invalidated"]:
+                invalids = (await self.service.snapshot()).invalids
+                at = bisect_left(invalids, transaction)
+                return at < len(invalids) and invalids[at] == transaction
+        return bool(told["invalidated"])
 
 
 def _declared_exception(
@@ -228,12 +182,16 @@ def _number(arguments: Arguments, field: int = 1) -> int:
     return found if isinstance(found, int) else 0
 
 
+def _id(arguments: Arguments) -> int:
+    """Return the id of the transaction that a call has first: alone, or in a TTransaction."""
+    found = arguments.get(1)
+    return _number(found, _TRANSACTION_ID) if isinstance(found, dict) else _number(arguments)
+
+
 def _transaction(method: str, arguments: Arguments) -> int:
     """Return the id of the call's transaction; 0 if the call has none."""
-    found = arguments.get(1, 0)
-    if isinstance(found, dict):
-        return _number(found, _TRANSACTION_ID)
-    return found if isinstance(found, int) and method in _BY_ID else 0
+    has_one = method in _BY_ID or isinstance(arguments.get(1), dict)
+    return _id(arguments) if has_one else 0
 
 
 _BY_ID: Final = frozenset({"canCommitOrThrow", "commitOrThrow", "invalidateTx"})
@@ -248,35 +206,33 @@ def _client(arguments: Arguments) -> str:
     return found
 
 
-def _changes(arguments: Arguments) -> list[bytes]:
-    return arguments.get(2) or []
-
-
 def _methods(service: TephraService) -> dict[str, Method]:
     """Return the function of each method but the starts, by the method's name."""
     return {**_ends(service), **_asks(service)}
 
 
-def _starts(transactions: Serving, caller: str) -> dict[str, Method]:
+def _starts(service: AskedService, caller: str) -> dict[str, Method]:
     """Return the functions of the methods that begin a transaction, for a client at this address."""
-    begin = partial(transactions.start, caller=caller)
 
-    async def start(_: Arguments) -> Snapshot:
+    async def begin(**sent: Any) -> object:
+        return await service.ask(ServiceCall("start_transaction", sent, caller=caller))
+
+    async def start(_: Arguments) -> object:
         return await begin()
 
-    async def start_long(_: Arguments) -> Snapshot:
-        return await begin(long=True)
+    async def start_long(_: Arguments) -> object:
+        return await begin(type="long")
 
-    async def start_long_as(arguments: Arguments) -> Snapshot:
-        return await begin(long=True, client=_client(arguments))
+    async def start_long_as(arguments: Arguments) -> object:
+        return await begin(type="long", client=_client(arguments))
 
-    async def start_as(arguments: Arguments) -> Snapshot:
+    async def start_as(arguments: Arguments) -> object:
         return await begin(client=_client(arguments))
 
-    async def start_for(arguments: Arguments) -> Snapshot:
+    async def start_for(arguments: Arguments) -> object:
         return await begin(timeout_s=_number(arguments))
 
-    async def start_as_for(arguments: Arguments) -> Snapshot:
+    async def start_as_for(arguments: Arguments) -> object:
         return await begin(client=_client(arguments), timeout_s=_number(arguments, 2))
 
     return {
@@ -290,46 +246,48 @@ def _starts(transactions: Serving, caller: str) -> dict[str, Method]:
     }
 
 
+def _allowed(method: Method, boolean: Any, *refusals: type[BrokerError]) -> Method:
+    """Return a method that returns whether the service does not refuse the call with one of these errors."""
+
+    async def told(arguments: Arguments) -> object:
+        try:
+            await method(arguments)
+        except refusals:
+            return boolean(value=False)
+        return boolean(value=True)
+
+    return told
+
+
 def _ends(service: TephraService) -> dict[str, Method]:
-    transactions = service.transactions
     boolean = service.idl.module.TBoolean
 
-    async def can_commit(arguments: Arguments) -> None:
-        await transactions.can_commit(_number(arguments), _changes(arguments))
+    async def ask(name: str, transaction: int, **sent: Any) -> object:
+        return await service.service.ask(ServiceCall(name, sent, transaction))
 
-    async def can_commit_tx(arguments: Arguments) -> object:
-        given, changes = arguments.get(1, {}), _changes(arguments)
-        try:
-            await transactions.can_commit(_number(given, _TRANSACTION_ID), changes)
-        except (TransactionConflict, ChangesTooLarge):
-            return boolean(value=False)
-        return boolean(value=True)
+    async def can_commit(arguments: Arguments) -> None:
+        await ask("can_commit_transaction", _id(arguments), changes=arguments.get(2) or [])
 
     async def commit(arguments: Arguments) -> None:
-        await service.commits.commit(_number(arguments), arguments.get(2))
+        await service.commits.commit(_id(arguments), arguments.get(2))
 
-    async def commit_tx(arguments: Arguments) -> object:
-        given = arguments.get(1, {})
-        transaction = _number(given, _TRANSACTION_ID)
-        try:
-            await service.commits.commit(transaction, given.get(_WRITE_POINTER))
-        except TransactionConflict:
-            return boolean(value=False)
-        return boolean(value=True)
+    async def commit_tx(arguments: Arguments) -> None:
+        pointer = arguments.get(1, {}).get(_WRITE_POINTER)
+        await service.commits.commit(_id(arguments), pointer)
 
     async def abort(arguments: Arguments) -> None:
-        await transactions.abort(_number(arguments.get(1, {}), _TRANSACTION_ID))
+        await ask("abort_transaction", _id(arguments))
 
     async def invalidate(arguments: Arguments) -> bool:
-        return await service.invalidated(_number(arguments))
+        return await service.invalidated(_id(arguments))
 
-    async def checkpoint(arguments: Arguments) -> Snapshot:
-        return await transactions.checkpoint(_number(arguments.get(1, {}), _TRANSACTION_ID))
+    async def checkpoint(arguments: Arguments) -> object:
+        return await ask("checkpoint_transaction", _id(arguments))
 
     return {
-        "canCommitTx": can_commit_tx,
+        "canCommitTx": _allowed(can_commit, boolean, TransactionConflict, ChangesTooLarge),
         "canCommitOrThrow": can_commit,
-        "commitTx": commit_tx,
+        "commitTx": _allowed(commit_tx, boolean, TransactionConflict),
         "commitOrThrow": commit,
         "abortTx": abort,
         "invalidateTx": invalidate,
@@ -337,33 +295,39 @@ def _ends(service: TephraService) -> dict[str, Method]:
     }
 
 
+_COUNTS: Final = ServiceCall("list_transactions", limit=0)
+
+
 def _asks(service: TephraService) -> dict[str, Method]:
-    transactions = service.transactions
+    ask = service.service.ask
     boolean = service.idl.module.TBoolean
 
-    async def get_snapshot(_: Arguments) -> bytes:
-        return await transactions.tephra_snapshot()
+    async def get_snapshot(_: Arguments) -> object:
+        return await ask(ServiceCall("transactions_snapshot", accept=TEPHRA_SNAPSHOT))
 
     async def reset_state(_: Arguments) -> None:
-        await transactions.reset()
+        await ask(ServiceCall("reset_transactions"))
 
     async def status(_: Arguments) -> str:
         try:
-            await transactions.invalid_count()
+            await ask(_COUNTS)
         except BrokerError:
             return "NOTOK"
         return "OK"
 
+    async def removed(**sent: Any) -> object:
+        told = await ask(ServiceCall("truncate_transactions", sent))
+        return boolean(value=told["removed"] > 0)
+
     async def truncate(arguments: Arguments) -> object:
-        removed = await transactions.truncate_invalid(arguments.get(1) or [])
-        return boolean(value=removed > 0)
+        return await removed(ids=arguments.get(1) or [])
 
     async def truncate_before(arguments: Arguments) -> object:
-        removed = await transactions.truncate_invalid_before(_number(arguments))
-        return boolean(value=removed > 0)
+        return await removed(before_ms=_number(arguments))
 
     async def invalid_size(_: Arguments) -> int:
-        return min(await transactions.invalid_count(), COUNT_MAX)
+        told = await ask(_COUNTS)
+        return min(int(told["invalid"]), COUNT_MAX)
 
     async def prune_now(_: Arguments) -> None:
         """Do nothing, like Tephra's service without a plugin for pruning. Use ``broker tx prune`` instead."""

@@ -259,12 +259,9 @@ async def test_a_stream_ends_when_its_topic_is_deleted(broker: Broker) -> None:
 async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
-    polling = Polling(
-        broker.topics,
-        alone(broker.topics, 30.0),
-        OwnService(broker.topics.around.clock),
-        wait_max_s=60.0,
-    )
+    routed = alone(broker.topics, 30.0)
+    service = OwnService(broker.transactions, routed)
+    polling = Polling(broker.topics, routed, service, wait_max_s=60.0)
     answer = await Events(broker.topics, polling.within, lambda _: None, keep_alive_s=0.01).events(
         request
     )

@@ -34,6 +34,7 @@ from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, si
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
+from broker.transactions.service import Transactions
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
 from tests.kit.bench import Gate, HookedTable
@@ -215,7 +216,8 @@ class Far:
         topics = self._topics(ME, tenure=elsewhere)
         receiving = Receiving("secret", self.clock)
         routed = Routed(routing, receiving, topics, deadline_s=DEADLINE_S)
-        self.polls = Polling(topics, routed, OwnService(self.clock), wait_max_s=60.0)
+        service = OwnService(Transactions(topics.leaders), routed)
+        self.polls = Polling(topics, routed, service, wait_max_s=60.0)
 
     def _topics(self, node: NodeInfo, **tenure: Any) -> Topics:
         around = Surroundings(

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from broker.api.own_service import RoutedTransactions, error_of
+from broker.api.own_service import OwnService, error_of
 from broker.errors import (
     BadRequest,
     BrokerError,
@@ -21,21 +21,42 @@ from broker.errors import (
     Unavailable,
 )
 from broker.http.answer import HttpAnswer
+from broker.model import Snapshot
 from broker.node.transactions import settings_of
+from broker.operations.media_types import TEPHRA_SNAPSHOT
+from broker.operations.table import OPERATIONS
 from broker.transactions.service import Transactions
+from broker.transactions.service_calls import CALLS, ServiceCall
 from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.transacting import PATH
 
 Result = TypeVar("Result")
 
 
-def service_of(cluster: HttpCluster, node: int, deadline_s: float = 30.0) -> RoutedTransactions:
-    """Return the service for parts of a node. While the node leads the service, use no other door to it."""
-    machine = cluster.machines[node]
-    assert machine.ground is not None
-    assert machine.ground.topics is not None
-    local = Transactions(machine.ground.topics.leaders, settings_of(machine.config))
-    return RoutedTransactions(local, machine.ground.routing, deadline_s=deadline_s)
+class Asking:
+    """Asks the service of a node as its own parts do, by the names of operations."""
+
+    def __init__(self, cluster: HttpCluster, node: int, deadline_s: float = 30.0) -> None:
+        """Ask at a node. While it leads the service, use no other door to it."""
+        machine = cluster.machines[node]
+        assert machine.ground is not None
+        assert machine.ground.topics is not None
+        topics = machine.ground.topics
+        local = Transactions(topics.leaders, settings_of(machine.config))
+        routed = machine.ground.routed(topics, deadline_s)
+        self.service = OwnService(local, routed, deadline_s=deadline_s)
+
+    async def start(self, **sent: Any) -> Snapshot:
+        snapshot: Snapshot = await self.service.ask(ServiceCall("start_transaction", sent))
+        return snapshot
+
+    async def on(self, name: str, of: Snapshot, **sent: Any) -> Any:
+        """Ask about a transaction."""
+        return await self.service.ask(ServiceCall(f"{name}_transaction", sent, of.transaction_id))
+
+    async def __call__(self, name: str, **sent: Any) -> Any:
+        """Ask about all transactions."""
+        return await self.service.ask(ServiceCall(f"{name}_transactions", sent))
 
 
 async def at(cluster: HttpCluster, node: int, work: Coroutine[Any, Any, Result]) -> Result:
@@ -45,37 +66,44 @@ async def at(cluster: HttpCluster, node: int, work: Coroutine[Any, Any, Result])
     return await process.begin(work)
 
 
-async def call_everything(service: RoutedTransactions) -> None:
-    begun = await service.start(client="c", timeout_s=5)
-    await service.can_commit(begun.transaction_id, [b"k\xff"])
-    checkpoint = await service.checkpoint(begun.transaction_id)
+async def call_everything(ask: Asking) -> None:
+    begun = await ask.start(client="c", timeout_s=5)
+    assert await ask.on("can_commit", begun, changes=[b"k\xff"]) == {}
+    checkpoint = await ask.on("checkpoint", begun)
     assert checkpoint.checkpoint_pointers[-1] == checkpoint.write_pointer
-    await service.commit(begun.transaction_id, checkpoint.write_pointer)
-    assert (await service.snapshot()).is_visible(checkpoint.write_pointer)
+    assert (await ask.service.show(begun.transaction_id))["state"] == "committing"
+    assert await ask.on("commit", begun, write_pointer=checkpoint.write_pointer) == {}
+    assert (await ask.service.snapshot()).is_visible(checkpoint.write_pointer)
     with pytest.raises(TransactionNotInProgress):
-        await service.commit(begun.transaction_id)
-    older = await service.start()
+        await ask.on("commit", begun)
+    older = await ask.start()
     with pytest.raises(BadRequest):
-        await service.truncate_invalid_before(1 << 42)
-    await service.abort(older.transaction_id)
-    long = await service.start(long=True)
+        await ask("truncate", before_ms=1 << 42)
+    assert await ask.on("abort", older) == {}
+    long = await ask.start(type="long")
     assert long.long
-    assert await service.invalidate(long.transaction_id)
-    assert not await service.invalidate(long.transaction_id)
-    assert await service.invalid_count() == 1
-    assert (await service.tephra_snapshot())[:1] == b"\x08"
-    assert await service.truncate_invalid([long.transaction_id, 5]) == 1
-    assert await service.truncate_invalid_before(1 << 42) == 0
-    first, second = await service.start(), await service.start()
-    await service.can_commit(first.transaction_id, [b"k"])
-    await service.commit(first.transaction_id)
+    assert await ask.on("invalidate", long) == {"invalidated": True}
+    assert await ask.on("invalidate", long) == {"invalidated": False}
+    assert (await ask.service.list(0))["invalid"] == 1
+    state = await ask.service.ask(ServiceCall("transactions_snapshot", accept=TEPHRA_SNAPSHOT))
+    assert state[:1] == b"\x08"
+    assert await ask.service.truncate_invalid([long.transaction_id, 5]) == 1
+    assert await ask("truncate", before_ms=1 << 42) == {"removed": 0}
+    first, second = await ask.start(), await ask.start()
+    await ask.on("can_commit", first, changes=[b"k"])
+    await ask.on("commit", first, write_pointer=None)
     with pytest.raises(TransactionConflict):
-        await service.can_commit(second.transaction_id, [b"k"])
+        await ask.on("can_commit", second, changes=[b"k"])
     with pytest.raises(BadRequest, match="time-out"):
-        await service.start(timeout_s=0)
-    await service.reset()
+        await ask.start(timeout_s=0)
+    assert await ask("reset") == {"in_progress": 1, "invalid": 0}
     with pytest.raises(TransactionNotInProgress):
-        await service.commit(second.transaction_id)
+        await ask.on("commit", second)
+
+
+def test_each_operation_of_the_service_is_called() -> None:
+    led = {each.name for each in OPERATIONS if each.template.startswith(PATH)}
+    assert led - {"prune_plan", "prune_transactions"} == CALLS.keys()
 
 
 @pytest.mark.parametrize("leading", [0, 1])
@@ -84,29 +112,29 @@ async def test_the_service_is_the_same_whether_this_node_leads_it_or_another(
     cluster: HttpCluster, leading: int
 ) -> None:
     await cluster.lead_all(leading)
-    await at(cluster, 1, call_everything(service_of(cluster, 1)))
+    await at(cluster, 1, call_everything(Asking(cluster, 1)))
     assert bool(cluster.forwarded(1, PATH)) == (leading != 1)
 
 
 @on_cluster(nodes=2, topic=False)
 async def test_a_commit_whose_answer_is_lost_is_unknown(cluster: HttpCluster) -> None:
     await cluster.lead_all(0)
-    service = service_of(cluster, 1)
-    begun = await at(cluster, 1, service.start())
-    committing = at(cluster, 1, service.commit(begun.transaction_id))
+    ask = Asking(cluster, 1)
+    begun = await at(cluster, 1, ask.start())
+    committing = at(cluster, 1, ask.on("commit", begun))
     with pytest.raises(OutcomeUnknown):
         await cluster.answer_lost(committing, by=1, to=0)
-    assert (await at(cluster, 1, service.snapshot())).is_visible(begun.transaction_id)
+    assert (await at(cluster, 1, ask.service.snapshot())).is_visible(begun.transaction_id)
 
 
 @on_cluster(nodes=2, topic=False)
 async def test_transactions_go_on_when_this_node_becomes_the_leader(cluster: HttpCluster) -> None:
     await cluster.lead_all(0)
-    service = service_of(cluster, 1)
-    begun = await at(cluster, 1, service.start())
+    ask = Asking(cluster, 1)
+    begun = await at(cluster, 1, ask.start())
     await cluster.lead_all(1)
-    assert begun.transaction_id in (await at(cluster, 1, service.snapshot())).in_progress
-    await at(cluster, 1, service.commit(begun.transaction_id))
+    assert begun.transaction_id in (await at(cluster, 1, ask.service.snapshot())).in_progress
+    await at(cluster, 1, ask.on("commit", begun))
 
 
 @on_cluster(nodes=2, topic=False)
@@ -114,7 +142,7 @@ async def test_without_a_leader_nothing_is_done(cluster: HttpCluster) -> None:
     await cluster.lead_all(0)
     cluster.kill_without_successor(0)
     with pytest.raises(NoLeader):
-        await at(cluster, 1, service_of(cluster, 1, deadline_s=0.05).start())
+        await at(cluster, 1, Asking(cluster, 1, deadline_s=0.05).start())
 
 
 @pytest.mark.parametrize(

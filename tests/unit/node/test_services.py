@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from broker.api.own_service import OwnService
 from broker.client import Client
 from broker.clock import SystemClock
 from broker.config.sections import (
@@ -111,8 +111,9 @@ async def test_a_broker_sweeps_and_prunes_by_a_service_at_another_address(tmp_pa
 
 
 def test_the_configuration_names_the_service(tmp_path: Path) -> None:
-    assert isinstance(asked_service(config(tmp_path), SystemClock()), OwnService)
-    elsewhere = asked_service(config(tmp_path, "http://127.0.0.1:1"), SystemClock())
+    own: Any = object()
+    assert asked_service(config(tmp_path), SystemClock(), own) is own
+    elsewhere = asked_service(config(tmp_path, "http://127.0.0.1:1"), SystemClock(), own)
     assert isinstance(elsewhere, ServiceElsewhere)
 
 

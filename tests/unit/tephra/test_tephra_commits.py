@@ -17,6 +17,7 @@ from broker.model import Snapshot
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_commits
+from broker.transactions.service_calls import ServiceCall
 from broker.transactions.tephra_commits import Commits
 from tests.kit.serving import eventually
 from tests.unit.tephra.fakes import Scripted
@@ -31,6 +32,8 @@ LATER = Snapshot(transaction_id=0, read_pointer=5, in_progress=[7])
 
 Test = Callable[[Commits], Awaitable[Any]]
 
+COMMIT, SNAPSHOT = "commit_transaction", "transactions_snapshot"
+
 
 def run(script: Scripted, test: Test, deadline_s: float = 5) -> Any:
     with virtual_loop() as loop:
@@ -44,7 +47,7 @@ async def commit(commits: Commits) -> None:
 def test_a_commit_reaches_the_service() -> None:
     script = Scripted()
     run(script, commit)
-    assert script.calls == [("commit", 7, 8)]
+    assert script.calls == [ServiceCall("commit_transaction", {"write_pointer": 8}, 7)]
 
 
 @pytest.mark.parametrize("error", [OVER, TransactionConflict("k"), NO_LEADER])
@@ -56,7 +59,7 @@ def test_a_refusal_is_raised(error: Exception) -> None:
 def test_a_visible_transaction_was_committed() -> None:
     script = Scripted(UNKNOWN, NO_LEADER, UNKNOWN, VISIBLE)
     run(script, commit)
-    assert [call[0] for call in script.calls] == ["commit", "snapshot", "snapshot", "snapshot"]
+    assert script.names == [COMMIT, SNAPSHOT, SNAPSHOT, SNAPSHOT]
 
 
 def test_an_invalid_transaction_was_not_committed() -> None:
@@ -68,7 +71,7 @@ def test_an_invalid_transaction_was_not_committed() -> None:
 def test_a_transaction_in_progress_is_committed_again(snapshot: Snapshot) -> None:
     script = Scripted(UNKNOWN, snapshot, None)
     run(script, commit)
-    assert [call[0] for call in script.calls] == ["commit", "snapshot", "commit"]
+    assert script.names == [COMMIT, SNAPSHOT, COMMIT]
 
 
 def test_a_refusal_after_an_unknown_outcome_proves_nothing() -> None:
@@ -81,7 +84,7 @@ def test_a_full_disk_may_have_taken_the_commit() -> None:
     full = StorageFull("full", outcome="unknown")
     script = Scripted(full, OPEN, full, VISIBLE)
     run(script, commit)
-    assert [call[0] for call in script.calls] == ["commit", "snapshot", "commit", "snapshot"]
+    assert script.names == [COMMIT, SNAPSHOT, COMMIT, SNAPSHOT]
     with pytest.raises(StorageFull):
         run(Scripted(StorageFull("full")), commit)
 

@@ -17,9 +17,11 @@ from broker.errors import (
     TransactionNotInProgress,
 )
 from broker.model import Snapshot
+from broker.operations.media_types import TEPHRA_SNAPSHOT
 from broker.testing.virtual_time import VirtualClock, virtual_loop
 from broker.transactions import tephra_frames as frames
 from broker.transactions.hidden_messages import Unhiding
+from broker.transactions.service_calls import ServiceCall
 from broker.transactions.tephra_service import TephraAnswer, TephraBounds, TephraService
 from broker.wire.transaction import decode_transaction
 from tests.unit.tephra.fakes import Scripted
@@ -124,41 +126,58 @@ def transaction(**numbers: int) -> Any:
     return IDL.module.TTransaction(**numbers)
 
 
+def on(name: str, transaction: int = 7, **sent: Any) -> ServiceCall:
+    return ServiceCall(f"{name}_transaction", sent, transaction)
+
+
+def beginning(**sent: Any) -> ServiceCall:
+    return on("start", 0, **sent)
+
+
+def truncating(**sent: Any) -> ServiceCall:
+    return ServiceCall("truncate_transactions", sent)
+
+
+COUNTING = ServiceCall("list_transactions", limit=0)
 CALLS = [
-    ("startShort", {}, ("start", {})),
-    ("startLong", {}, ("start", {"long": True})),
-    ("startLongClientId", {"clientId": "c"}, ("start", {"long": True, "client": "c"})),
-    ("startShortClientId", {"clientId": "c"}, ("start", {"client": "c"})),
-    ("startShortTimeout", {"timeout": 5}, ("start", {"timeout_s": 5})),
-    ("startShortWithTimeout", {"timeout": -1}, ("start", {"timeout_s": -1})),
+    ("startShort", {}, beginning()),
+    ("startLong", {}, beginning(type="long")),
+    ("startLongClientId", {"clientId": "c"}, beginning(type="long", client="c")),
+    ("startShortClientId", {"clientId": "c"}, beginning(client="c")),
+    ("startShortTimeout", {"timeout": 5}, beginning(timeout_s=5)),
+    ("startShortWithTimeout", {"timeout": -1}, beginning(timeout_s=-1)),
     (
         "startShortWithClientIdAndTimeOut",
         {"clientId": "c", "timeout": 5},
-        ("start", {"client": "c", "timeout_s": 5}),
+        beginning(client="c", timeout_s=5),
     ),
-    ("canCommitOrThrow", {"tx": 7, "changes": [b"a", b"\xff"]}, ("can_commit", 7, [b"a", b"\xff"])),
-    ("commitOrThrow", {"txId": 7, "wp": 8}, ("commit", 7, 8)),
-    ("invalidateTx", {"txid": 7}, ("invalidate", 7)),
-    ("truncateInvalidTx", {"txns": [2, 1]}, ("truncate_invalid", [1, 2])),
-    ("truncateInvalidTxBefore", {"time": 9}, ("truncate_invalid_before", 9)),
-    ("invalidTxSize", {}, ("invalid_count",)),
-    ("status", {}, ("invalid_count",)),
-    ("resetState", {}, ("reset",)),
-    ("getSnapshot", {}, ("tephra_snapshot",)),
+    ("canCommitOrThrow", {"tx": 7, "changes": [b"\xff"]}, on("can_commit", changes=[b"\xff"])),
+    ("commitOrThrow", {"txId": 7, "wp": 8}, on("commit", write_pointer=8)),
+    ("invalidateTx", {"txid": 7}, on("invalidate")),
+    ("truncateInvalidTx", {"txns": [2]}, truncating(ids=[2])),
+    ("truncateInvalidTxBefore", {"time": 9}, truncating(before_ms=9)),
+    ("invalidTxSize", {}, COUNTING),
+    ("status", {}, COUNTING),
+    ("resetState", {}, ServiceCall("reset_transactions")),
+    ("getSnapshot", {}, ServiceCall("transactions_snapshot", accept=TEPHRA_SNAPSHOT)),
     (
         "canCommitTx",
         {"tx": transaction(transactionId=7), "changes": [b"a"]},
-        ("can_commit", 7, [b"a"]),
+        on("can_commit", changes=[b"a"]),
     ),
-    ("commitTx", {"tx": transaction(transactionId=7, writePointer=8)}, ("commit", 7, 8)),
-    ("abortTx", {"tx": transaction(transactionId=7, writePointer=8)}, ("abort", 7)),
-    ("checkpoint", {"tx": transaction(transactionId=7)}, ("checkpoint", 7)),
+    (
+        "commitTx",
+        {"tx": transaction(transactionId=7, writePointer=8)},
+        on("commit", write_pointer=8),
+    ),
+    ("abortTx", {"tx": transaction(transactionId=7, writePointer=8)}, on("abort")),
+    ("checkpoint", {"tx": transaction(transactionId=7)}, on("checkpoint")),
 ]
 
 
 @pytest.mark.parametrize(("method", "arguments", "called"), CALLS, ids=[call[0] for call in CALLS])
 def test_each_method_calls_the_service(
-    method: str, arguments: dict[str, Any], called: tuple[Any, ...]
+    method: str, arguments: dict[str, Any], called: ServiceCall
 ) -> None:
     script = Scripted(1 if method != "getSnapshot" else b"")
     ask(message(method, **arguments), script)
@@ -289,7 +308,7 @@ def test_a_call_that_shows_hidden_messages_is_refused_unless_allowed(
 def test_a_start_counts_for_its_caller(method: str) -> None:
     script = Scripted(Snapshot(transaction_id=7, read_pointer=6))
     ask(message(method), script, "10.0.0.1")
-    assert script.callers == ["10.0.0.1"]
+    assert [call.caller for call in script.calls] == ["10.0.0.1"]
 
 
 def test_the_default_of_the_port_is_off() -> None:

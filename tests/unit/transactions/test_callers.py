@@ -8,7 +8,8 @@ import orjson
 import pytest
 from multidict import CIMultiDict
 
-from broker.api.transactions import TransactionsApi
+from broker.api.router import Handler
+from broker.api.transactions import service_handlers
 from broker.errors import Overloaded
 from broker.http.reply import Reply
 from broker.http.request import PathNames, Request
@@ -18,9 +19,9 @@ from tests.kit.bench import Bench
 
 
 @pytest.fixture
-def api(bench: Bench) -> TransactionsApi:
+def api(bench: Bench) -> dict[str, Handler]:
     settings = TransactionSettings(in_progress_max=8)
-    return TransactionsApi(Transactions(bench.topics.leaders, settings))
+    return service_handlers(Transactions(bench.topics.leaders, settings))
 
 
 def asked(caller: str, transaction: str = "", **sent: Any) -> Request:
@@ -35,8 +36,8 @@ def asked(caller: str, transaction: str = "", **sent: Any) -> Request:
     )
 
 
-async def start(api: TransactionsApi, caller: str, **sent: Any) -> str:
-    reply = await api.start_transaction(asked(caller, **sent))
+async def start(api: dict[str, Handler], caller: str, **sent: Any) -> str:
+    reply = await api["start_transaction"](asked(caller, **sent))
     assert isinstance(reply, Reply)
     return str(orjson.loads(reply.body)["transaction_id"])
 
@@ -49,22 +50,22 @@ async def start(api: TransactionsApi, caller: str, **sent: Any) -> str:
     ],
 )
 async def test_one_caller_leaves_a_quarter_to_others(
-    api: TransactionsApi, addresses: list[str], other: str
+    api: dict[str, Handler], addresses: list[str], other: str
 ) -> None:
     begun = [await start(api, addresses[at % len(addresses)]) for at in range(6)]
     with pytest.raises(Overloaded, match="of this caller"):
         await start(api, addresses[0])
     with pytest.raises(Overloaded, match="of this caller"):
-        await api.checkpoint_transaction(asked(addresses[0], begun[0]))
+        await api["checkpoint_transaction"](asked(addresses[0], begun[0]))
     await start(api, other)
-    await api.commit_transaction(asked(addresses[0], begun[0]))
+    await api["commit_transaction"](asked(addresses[0], begun[0]))
     await start(api, addresses[0])
 
 
-async def test_checkpoints_of_one_transaction_count(api: TransactionsApi) -> None:
+async def test_checkpoints_of_one_transaction_count(api: dict[str, Handler]) -> None:
     (begun,) = [await start(api, "10.0.0.1")]
     for _ in range(5):
-        await api.checkpoint_transaction(asked("10.0.0.1", begun))
+        await api["checkpoint_transaction"](asked("10.0.0.1", begun))
     with pytest.raises(Overloaded, match="of this caller"):
-        await api.checkpoint_transaction(asked("10.0.0.1", begun))
+        await api["checkpoint_transaction"](asked("10.0.0.1", begun))
     assert await start(api, "10.0.0.2")
