@@ -199,6 +199,10 @@ class Account:
             return False
         return True
 
+    def cut_by(self, cut: Callable[[BudgetKind], None]) -> None:
+        """Use another function from now on to cut the connection."""
+        self._cut = cut
+
     def close(self) -> None:
         """Give everything back and forget the connection, which has ended."""
         self._cut = _nothing

@@ -21,7 +21,7 @@ that wait. Then it takes the one place with a connection of its own. It does all
                                ▼              ▼
     ──accepts──┴─accepts the queue──┴─full─┴──closed── accepted requests are answered ──▶
 
-After its last answer, a connection stays half open until the client closes it, at most for ``LINGER_S``. If the node
+After its last answer, a connection (``Lingering``) stays half open until the client closes it, at most for ``LINGER_S``. If the node
 closed it with unread bytes in its socket, the kernel would reset it, and the last answer might be lost. While a part of
 the answer still waits in this process, the time begins again for each client that reads at the least rate.
 """
@@ -41,7 +41,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from aiohttp import web
+from typing_extensions import override
 
+from broker.http.budget import Account, BudgetKind
 from broker.http.reply import Reply
 
 PATIENCE_S: Final = 1.0
@@ -77,21 +79,51 @@ class Idle(Protocol):
         """The number of written bytes that the socket has not taken: a cut loses them."""
 
     @property
-    def untaken_bytes(self) -> int:
-        """The number of written bytes that the client has not taken: also those in the socket."""
-
-    @property
     def is_ours(self) -> bool:
         """True if the client understands an unsolicited 408."""
 
     def refuse(self, answer: Reply) -> None:
         """Answer although no request came, and end the connection. Drop all bytes that still arrive."""
 
-    def leave(self) -> None:
-        """Shut down the sending side. Drop all bytes that still arrive."""
+    def linger(self) -> None:
+        """Send the end, and leave the connection to a ``Lingering``."""
 
     def cut(self) -> None:
         """Cut the connection at once."""
+
+
+class Lingering(asyncio.Protocol):
+    """A connection after its last reply: the protocol in place of the one that served it. It drops bytes that arrive.
+
+    A client may leave very many such connections, so each is small.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, account: Account, lost: Callable[[Lingering], object]
+    ) -> None:
+        """Take over a connection whose end was sent, with what it holds. ``lost`` is called at its end."""
+        self._transport = transport
+        self._account = account
+        self._lost = lost
+        account.cut_by(self._cut)
+        transport.set_protocol(self)
+
+    @property
+    def untaken_bytes(self) -> int:
+        """The number of written bytes that the client has not taken; 0 if all of them are in the socket."""
+        return untaken_bytes(self._transport) if self._transport.get_write_buffer_size() else 0
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._account.close()
+        self._lost(self)
+
+    def cut(self) -> None:
+        """Cut the connection at once."""
+        self._transport.abort()
+
+    def _cut(self, _: BudgetKind) -> None:
+        self.cut()
 
 
 class Drain:
@@ -100,26 +132,27 @@ class Drain:
     def __init__(self, loop: asyncio.AbstractEventLoop, has_requests: Callable[[], bool]) -> None:
         """Begin without connections. ``has_requests`` returns whether a request is served, or begins to arrive."""
         self.connections: set[Idle] = set()
+        self.lingering: dict[Lingering, asyncio.TimerHandle] = {}
+        """The connections after their last reply, each with the timer that cuts it."""
         self._loop = loop
         self._has_requests = has_requests
         self._quiet: asyncio.Future[None] | None = None
 
     async def quiet(self) -> None:
         """Wait until no request is served or has begun to arrive, and all idle connections have ended."""
-        while self.connections or self._has_requests():
+        while self._is_busy:
             self._quiet = self._loop.create_future()
             await asyncio.wait((self._quiet,))
 
     def look(self) -> None:
         """Check whether all is quiet now. Call this after a request or a connection has ended."""
         quiet = self._quiet
-        if (
-            quiet is not None
-            and not quiet.done()
-            and not self.connections
-            and not self._has_requests()
-        ):
+        if quiet is not None and not quiet.done() and not self._is_busy:
             quiet.set_result(None)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.connections or self.lingering or self._has_requests())
 
     def part(self, connection: Idle, patience_s: float) -> None:
         """End an idle connection: at once if the client is ours, else after ``patience_s``."""
@@ -134,15 +167,27 @@ class Drain:
         self.connections.discard(connection)
         self.look()
 
-    def linger(self, connection: Idle, seconds: float | None = None) -> None:
-        """Wait until the client closes a connection whose end was sent, then cut it.
+    def linger(
+        self, transport: asyncio.Transport, account: Account, seconds: float = LINGER_S
+    ) -> None:
+        """Wait until the client closes a connection whose end was sent, then cut it."""
+        self._look_after(Lingering(transport, account, self._lost), seconds)
 
-        While the node has unsent bytes, and the client takes bytes at the least rate, wait again.
-        """
-        self.connections.add(connection)
-        untaken = connection.untaken_bytes if connection.unsent_bytes else 0
-        seconds = LINGER_S if seconds is None else seconds
-        self._loop.call_later(seconds, self._cut, connection, untaken)
+    def cut_lingering(self) -> None:
+        """Cut the connections that still linger."""
+        for connection in list(self.lingering):
+            connection.cut()
+
+    def _look_after(self, connection: Lingering, seconds: float = LINGER_S) -> None:
+        untaken = connection.untaken_bytes
+        self.lingering[connection] = self._loop.call_later(seconds, self._cut, connection, untaken)
+
+    def _lost(self, connection: Lingering) -> None:
+        """Forget a connection that the client has closed, or that was cut."""
+        timer = self.lingering.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        self.look()
 
     def _dismiss(self, connection: Idle) -> None:
         if connection not in self.connections:
@@ -155,18 +200,15 @@ class Drain:
             # If the loop was delayed, it runs timers before it reads bytes that have arrived.
             settled(partial(self._dismiss, connection))
         elif connection.unsent_bytes:
-            connection.leave()
-            self.linger(connection)
+            connection.linger()
         else:
             connection.cut()
 
-    def _cut(self, connection: Idle, untaken: int) -> None:
-        """Cut it, unless its client took bytes since the last look. Then there were ``untaken`` ones."""
-        if connection not in self.connections:
-            return
+    def _cut(self, connection: Lingering, untaken: int) -> None:
+        """Cut it, unless the node has unsent bytes, and its client took some since there were ``untaken`` ones."""
         most = max(untaken - LINGER_S * TAKEN_BYTES_A_SECOND_MIN, 0)
         if untaken and connection.untaken_bytes <= most:
-            self.linger(connection)
+            self._look_after(connection)
         else:
             connection.cut()
 
@@ -187,12 +229,13 @@ def has_arrived(transport: asyncio.BaseTransport) -> bool:
     return bool(look.poll(0))
 
 
-def unacknowledged_bytes(transport: asyncio.BaseTransport) -> int:
-    """Return how many bytes the kernel still has for the other side. Return 0 for a closed socket."""
-    with suppress(OSError, ValueError):
+def untaken_bytes(transport: asyncio.Transport) -> int:
+    """Return how many written bytes the client has not taken: also those in the socket."""
+    untaken = transport.get_write_buffer_size()
+    with suppress(OSError, ValueError):  # The socket may be closed.
         told = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
-        return int.from_bytes(told, sys.byteorder)
-    return 0
+        untaken += int.from_bytes(told, sys.byteorder)
+    return untaken
 
 
 def half_close(transport: asyncio.Transport) -> bool:

@@ -140,7 +140,7 @@ class Exchange:
             # Only now the connection is idle, so that a drain can end it.
             connection.end(stays_open=stays_open)
         if not stays_open:
-            await connection.linger()
+            connection.linger()
         return response
 
     async def _answer(
@@ -251,7 +251,7 @@ class LastWords(web.Response):
     @override
     async def write_eof(self, data: bytes = b"") -> None:
         await super().write_eof(data)
-        await self._connection.linger()
+        self._connection.linger()
 
 
 async def _in_time(reading: Awaitable[bytes], admitted: Admitted) -> bytes:

@@ -10,9 +10,8 @@ methods that asyncio calls on every protocol::
     pause_writing       the bound on slow readers
     handle_error        this project's reply to bytes that are no request
 
-A connection is *in use* from the first byte of a request until its reply is written. After the last reply it *lingers*:
-it stays half open until the client closes it. If the node closed it with unread bytes in its socket, the kernel would
-reset it, and the last reply might be lost.
+A connection is *in use* from the first byte of a request until its reply is written. After the last reply it *lingers*
+(see ``drain.Lingering``), and aiohttp's protocol is freed.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from typing_extensions import override
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, Overloaded
 from broker.http.budget import Account, BudgetKind, Cut, Usage
 from broker.http.drain import (
+    LINGER_S,
     TAKEN_BYTES_A_SECOND_MIN,
     half_close,
     has_arrived,
     settled,
-    unacknowledged_bytes,
+    untaken_bytes,
 )
 from broker.http.reply import Reply, error_reply
 
@@ -63,7 +63,6 @@ class Connection(web.RequestHandler):
         "_gone",
         "_half_closed",
         "_is_paused",
-        "_lost",
         "_refusal",
         "_server",
         "_stall",
@@ -105,7 +104,6 @@ class Connection(web.RequestHandler):
         """The answer to bytes that are no request, if there is a better one than that they are none."""
         self._half_closed = False
         self._gone: asyncio.Future[None] | None = None
-        self._lost: asyncio.Future[None] | None = None
         self._stall: asyncio.TimerHandle | None = None
 
     @property
@@ -130,10 +128,8 @@ class Connection(web.RequestHandler):
 
     @property
     def untaken_bytes(self) -> int:
-        """The number of written bytes that the client has not taken: also those in the socket."""
-        if self.transport is None:
-            return 0
-        return self.unsent_bytes + unacknowledged_bytes(self.transport)
+        """The number of written bytes that the client has not taken."""
+        return untaken_bytes(self.transport) if self.transport is not None else 0
 
     # --- Called by the loop -------------------------------------------------------------------------
 
@@ -166,15 +162,17 @@ class Connection(web.RequestHandler):
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
+        self.account.close()
+        self._is_over(exc)
+
+    def _is_over(self, exc: BaseException | None = None) -> None:
+        """Free what this protocol has."""
         super().connection_lost(exc)
         # aiohttp keeps requests that wait, and these lead back here: garbage that only a full collection would free.
         self._messages.clear()
         if self._stall is not None:
             self._stall.cancel()
-        self.account.close()
         self.abandon()
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(None)
         self._server.left(self)
 
     @override
@@ -335,25 +333,19 @@ class Connection(web.RequestHandler):
         told = self._refusal or error_reply(BadRequest(f"This is not an HTTP request: {why!a}"), {})
         return self._server.last_words(self, told)
 
-    async def linger(self) -> None:
-        """Shut down the sending side after the last reply, and wait until the client closes the connection, or is cut."""
-        transport = self.transport
-        if transport is None or transport.is_closing() or self._half_closed:
+    def linger(self) -> None:
+        """Send the end after the last reply, and leave the connection to a ``Lingering``."""
+        if self.transport is None:
             return
-        seconds = None if self.body_is_here else UNREAD_LINGER_S
-        self.leave()
-        if self.transport is not None and not transport.is_closing():
-            self._server.drain.linger(self, seconds)
-            self._lost = self._server.create_future()
-            await self._lost
-
-    def leave(self) -> None:
-        """Shut down the sending side. Drop all bytes that still arrive."""
+        transport = self.transport
+        seconds = LINGER_S if self.body_is_here else UNREAD_LINGER_S
+        if self._half_closed or not half_close(transport):
+            transport.close()
         self.dismissed = True
         self._give(self._counted)
-        self._server.head_ended(self)
-        if self.transport is not None and not half_close(self.transport):
-            self.transport.close()
+        self._server.drain.linger(transport, self.account, seconds)
+        self.transport = None
+        self._is_over()
 
     def hang_up(self) -> None:
         """Close the connection when its client has the bytes that are written. No more can be written."""

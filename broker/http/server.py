@@ -139,7 +139,7 @@ class Server:
     @property
     def connections(self) -> int:
         """The number of open connections."""
-        return len(self.open)
+        return len(self.open) + len(self.drain.lingering)
 
     # --- Called by connections ------------------------------------------------------------------------
 
@@ -253,6 +253,7 @@ class Server:
             log.warning("drain ended before all requests were answered", requests=self.busy)
         for connection in list(self.open):
             connection.cut()
+        self.drain.cut_lingering()
         await self._runner.cleanup()
         if self._sweeper is not None:
             self._sweeper.cancel()

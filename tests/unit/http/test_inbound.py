@@ -247,3 +247,22 @@ async def test_a_closed_connection_is_freed_without_a_collection(
                 await settle()
     finally:
         gc.enable()
+
+
+async def test_a_connection_that_lingers_keeps_nothing_of_its_requests(
+    broker: Broker, http: Http
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with RawHttp(http.port) as raw:
+            await settle()
+            served = [weakref.ref(each) for each in broker.server.open]
+            await raw.send(PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            assert (await raw.reply()).status == 200
+            async with asyncio.timeout(30):
+                while any(each() is not None for each in served):
+                    await settle()
+            assert len(served) == broker.server.connections == 1
+    finally:
+        gc.enable()

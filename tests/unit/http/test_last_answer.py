@@ -44,7 +44,7 @@ class SlowReader:
 
     @property
     def untaken(self) -> int:
-        (connection,) = self.broker.server.open
+        (connection,) = [*self.broker.server.open, *self.broker.server.drain.lingering]
         return connection.untaken_bytes
 
     async def read(self) -> bytes:
@@ -87,7 +87,7 @@ async def answered(broker: Broker, *headers: str) -> AsyncIterator[tuple[SlowRea
         lines = [f"POST {topic_path('t', 'poll')} HTTP/1.1", "Host: localhost", *headers]
         await loop.sock_sendall(sock, "\r\n".join([*lines, "Content-Length: 1", "", "x"]).encode())
         reader = SlowReader(broker, sock)
-        await eventually(lambda: broker.server.open and reader.untaken, lambda: "no answer")
+        await eventually(lambda: broker.server.connections and reader.untaken, lambda: "no answer")
         await eventually(lambda: not broker.server.busy, lambda: "it was not answered")
         yield reader, looks
 
@@ -128,7 +128,7 @@ async def test_a_reader_that_stops_is_cut_at_the_next_look(
             await reader.take_some()
             looks.pass_by()
         looks.pass_by()
-        await eventually(lambda: not broker.server.open, lambda: "it was not cut")
+        await eventually(lambda: not broker.server.connections, lambda: "it was not cut")
         assert len(await reader.take_all()) < len(PAYLOAD)
         assert not looks.due
 
@@ -138,4 +138,4 @@ async def test_a_reader_that_has_everything_and_stays_is_cut(broker: Broker) -> 
         assert await reader.take_all() == PAYLOAD
         while looks.due:
             looks.pass_by()
-        await eventually(lambda: not broker.server.open, lambda: "it was not cut")
+        await eventually(lambda: not broker.server.connections, lambda: "it was not cut")

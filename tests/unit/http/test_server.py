@@ -224,7 +224,7 @@ async def test_connections_over_the_bound_are_refused() -> None:
             assert (reply.status, reply.headers["Broker-Error"]) == (503, "overloaded")
             assert reply.headers["X-Request-Id"]
             assert await third.rest() == b""
-        assert broker.server.connections == 2
+        await eventually(lambda: broker.server.connections == 2, lambda: broker.server.connections)
     await broker.close()
 
 
