@@ -236,8 +236,7 @@ class TephraConnection(asyncio.BufferedProtocol):
             return None
 
         def read(take: Take) -> frames.TephraCall:
-            frame = b"".join(segments)
-            segments.clear()
+            frame = frames.joined(segments)
             return frames.read_call(service.idl, frame, head, most=service.most, take=take)
 
         try:

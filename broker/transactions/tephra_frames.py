@@ -16,6 +16,7 @@ better.
 from __future__ import annotations
 
 import io
+import mmap
 import struct
 from importlib import resources
 from types import ModuleType
@@ -38,6 +39,7 @@ ANSWER_BYTES_MAX: Final = 16_384_000
 """The longest frame that Java's framed transport reads by default."""
 IDS_MAX: Final = 100_000
 """The most ids of a set."""
+TEXT_BYTES_MAX: Final = 1024 * 1024
 FIELDS_MAX: Final = 100
 """The most fields of the arguments, repeated fields included."""
 
@@ -49,8 +51,21 @@ _PLAIN: Final = frozenset({TType.I32, TType.I64, TType.STRING})
 _TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
 
 
-Frame = bytes | bytearray
+Frame = bytes | bytearray | mmap.mmap
 """A message, without its frame's length. It never changes."""
+
+
+def joined(segments: list[bytearray]) -> Frame:
+    """Return the whole frame of segments, and empty their list.
+
+    One call that makes 16 MiB of bytes would keep all other threads waiting for several ms: the kernel gives the memory
+    at its first use. This function fills it segment by segment.
+    """
+    frame = mmap.mmap(-1, sum(map(len, segments)))
+    for segment in segments:
+        frame.write(segment)
+    segments.clear()
+    return frame
 
 
 class NoCall(Exception):
@@ -155,11 +170,15 @@ class _Body:
 
     def read(self, count: int) -> bytes:
         """Return the next bytes. Raises BadRequest if there are fewer."""
-        end = self.at + count
+        start = self.at
+        self.skip(count)
+        return bytes(self.body[start : self.at])
+
+    def skip(self, count: int) -> None:
+        """Pass over the next bytes. Raises BadRequest if there are fewer."""
         if not 0 <= count <= len(self.body) - self.at:
             raise BadRequest("The message ends in the middle of a value.")
-        found, self.at = bytes(self.body[self.at : end]), end
-        return found
+        self.at += count
 
 
 class FrameHead(NamedTuple):
@@ -238,13 +257,21 @@ class _StructReader:
             if self._fields > FIELDS_MAX:
                 raise BadRequest(f"The message has more than {FIELDS_MAX} fields.")
             if kind == spec[0] and kind in _PLAIN:
-                found[number] = binary.read_val(self.body, kind)
+                found[number] = self._plain(kind)
             elif kind in {TType.SET, TType.LIST} and spec[0] == TType.SET:
                 found[number] = self._set(spec[2])
             elif kind == TType.STRUCT and spec[0] == TType.STRUCT:
                 found[number] = self.struct(_numbers_of(spec[2]))
             else:
                 self._skip(kind)
+
+    def _plain(self, kind: int) -> Any:
+        if kind == TType.STRING:
+            (size,) = _LENGTH.unpack(self.body.read(_LENGTH.size))
+            if size > TEXT_BYTES_MAX:
+                raise BadRequest(f"A text has {size} bytes. It may have at most {TEXT_BYTES_MAX}.")
+            self.body.at -= _LENGTH.size
+        return binary.read_val(self.body, kind)
 
     def _set(self, wanted: int) -> list[Any]:
         start = self.body.at
@@ -288,7 +315,7 @@ class _StructReader:
             end = self._skipper.past(self.body.at, kind)
         except (IndexError, struct.error):
             end = len(self.body.body) + 1
-        self.body.read(end - self.body.at)
+        self.body.skip(end - self.body.at)
 
 
 def _numbers_of(described: Any) -> dict[int, tuple[Any, ...]]:

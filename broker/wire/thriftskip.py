@@ -15,6 +15,7 @@ values as parts, and bounds them: a list of empty structs takes one byte for eac
 from __future__ import annotations
 
 import struct
+from mmap import mmap
 from typing import Final
 
 from broker.errors import BadRequest
@@ -35,7 +36,7 @@ _MAP_HEAD = struct.Struct(">bbi")
 class Skipper:
     """Skips values of one body, and counts them. ``what`` names the body in errors."""
 
-    def __init__(self, body: bytes | bytearray, what: str) -> None:
+    def __init__(self, body: bytes | bytearray | mmap, what: str) -> None:
         """Begin with a count of zero."""
         self._body = body
         self._what = what

@@ -205,3 +205,15 @@ def test_changed_calls_are_read_or_refused(
 def test_any_arguments_are_read_or_refused(method: str, arguments: bytes) -> None:
     with contextlib.suppress(BadRequest, BodyTooLarge, ChangesTooLarge):
         read(head(method) + arguments)
+
+
+@pytest.mark.parametrize("size", [frames.TEXT_BYTES_MAX, frames.TEXT_BYTES_MAX + 1])
+def test_a_long_text_is_refused_before_it_is_read(size: int) -> None:
+    text = b"\x0b\x00\x01" + struct.pack(">i", size) + bytes(size) + b"\0"
+    frame = frames.joined([bytearray(head("startShortClientId")), bytearray(text)])
+    found = frames.read_head(frame)
+    if size > frames.TEXT_BYTES_MAX:
+        with pytest.raises(BadRequest, match="A text has 1048577 bytes"):
+            frames.read_call(IDL, frame, found)
+    else:
+        assert frames.read_call(IDL, frame, found).arguments == {1: "\0" * size}
