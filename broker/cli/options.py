@@ -47,6 +47,14 @@ def told(read: Callable[[str], Value], name: str = "") -> Callable[[str], Value]
     return reading
 
 
+def usage(read: Callable[..., Value], *given: Any) -> Value:
+    """Return what ``read`` returns of the given values; its ValueError is a wrong usage. Raises click.UsageError."""
+    try:
+        return read(*given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
 def most_option(
     default: int, most: int, help_text: str, name: str = "limit"
 ) -> Callable[[Command], Command]:

@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from broker.cli.broker_calls import BrokerCall, Command, to_broker
-from broker.cli.options import place_now, told, topic_argument
+from broker.cli.options import place_now, told, topic_argument, usage
 from broker.cli.output import bar, write_line
 from broker.model import TopicId
 from broker.places import Place
 from broker.transfer.exports import Export, ExportPlan, TypedPlace
-from broker.transfer.formats import FORMATS, Format, format_of
+from broker.transfer.formats import FORMATS, format_of
 from broker.transfer.imports import Import, ImportPlan, checked
 
 
@@ -73,7 +73,7 @@ def export(
     broker export audit/logins logins.jsonl
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
     """
-    wanted = ExportPlan(topic, file, _format(file, format_name), since, until)
+    wanted = ExportPlan(topic, file, usage(format_of, file, format_name), since, until)
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise click.UsageError(f"{file} is no file: the export would take its place. Name a file.")
     if file.exists() and not (force or wanted.state.exists()):
@@ -121,7 +121,7 @@ def import_(
         raise click.UsageError(
             f"{file} is not a regular file. The import reads it twice: write it to a file first."
         )
-    given = ImportPlan(topic, file, _format(file, format_name), again)
+    given = ImportPlan(topic, file, usage(format_of, file, format_name), again)
     ends = checked(given, _PROGRESS)
     with call.client() as client:
         one = Import(client, given, ends, _PROGRESS)
@@ -130,13 +130,6 @@ def import_(
         with _continued_by("The same command continues the import."):
             done = one.run()
     call.write({"file": str(file), **done}, _write_done)
-
-
-def _format(file: Path, name: str | None) -> Format:
-    try:
-        return format_of(file, name)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 class _Progress:

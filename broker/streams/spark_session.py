@@ -17,6 +17,7 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from broker.errors import TaskFailed
 from broker.streams.causes import cause_of
 
 LOCAL: Final = "local"
@@ -30,7 +31,7 @@ SETTINGS: Final = {
 Session = SparkSession
 
 
-class SparkFailed(Exception):
+class SparkFailed(TaskFailed):
     """Spark refused a request, or a query died; the text is Spark's message, shortened."""
 
 

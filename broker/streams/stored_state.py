@@ -15,13 +15,14 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
+from broker.errors import TaskFailed
 from broker.streams import changes, state_view
 from broker.streams.changes import Store
 from broker.streams.passes import STATE
 from broker.streams.state_view import Columns, StateEntry, StateLocation
 
 
-class NoState(Exception):
+class NoState(TaskFailed):
     """There is no such state; the text says which state exists."""
 
 

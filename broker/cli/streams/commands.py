@@ -8,24 +8,36 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, json_option, to_broker
-from broker.cli.options import SpanType, most_option, name_and_value
+from broker.cli.broker_calls import BrokerCall, json_option, teller, to_broker
+from broker.cli.options import SpanType, most_option, name_and_value, usage
 from broker.cli.output import write_json, write_line, write_lines, write_table
 from broker.cli.problems import NotNow
-from broker.cli.streams import job_status
-from broker.cli.streams.job_run import JobOptions, check_spark, load, run, started, status_output
-from broker.cli.streams.job_status import Control, folder_of, state_of
+from broker.cli.streams import status_text
 from broker.clock import SystemClock
-from broker.errors import Unavailable
+from broker.errors import TaskFailed, Unavailable
+
+if TYPE_CHECKING:
+    from broker.streams.job_control import Control
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LOOK_S: Final = 0.2
 
-_TARGET: Final = click.argument("target", metavar="MODULE:JOB")
+
+def _target(_: click.Context, __: click.Parameter, text: str) -> str:
+    """Return MODULE:NAME. Raises click.UsageError."""
+    module, _colon, name = text.partition(":")
+    if not module or not name:
+        raise click.UsageError(
+            f"{text!r} is not MODULE:NAME; for example, counting:job is the job named job in counting.py."
+        )
+    return text
+
+
+_TARGET: Final = click.argument("target", metavar="MODULE:JOB", callback=_target)
 _MASTER: Final = click.option(
     "--master", default="local[*]", show_default=True, help="The Spark master that runs the job."
 )
@@ -112,12 +124,15 @@ def run_job(
     broker streams run counting:job --checkpoint counting.state --available
     broker streams run counting:job --checkpoint hdfs://name:9000/counting --control counting.run --master yarn
     """
-    files = Control(folder_of(checkpoint, control))
+    from broker.streams import job_run  # noqa: PLC0415 - Only these commands need stream jobs.
+
     ca_file = call.settings.ca_file
     given = {"url": call.url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
-    wanted = JobOptions(checkpoint=checkpoint, options=given, deadline_s=call.deadline_s, **job)
-    with status_output(as_json=call.as_json, write_json=write_json) as report:
-        run(wanted, files, report)
+    wanted = job_run.JobOptions(
+        checkpoint=checkpoint, options=given, deadline_s=call.deadline_s, **job
+    )
+    with status_text.status_output(as_json=call.as_json) as report:
+        job_run.run(wanted, _files(checkpoint, control), report, teller(given["url"]))
 
 
 @streams.command()
@@ -133,17 +148,17 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     broker streams status counting.state
     broker streams status counting.state --json
     """
-    files = Control(folder_of(directory, control))
+    files = _files(directory, control)
     # The lock comes before the status: the process writes its last status before it frees the lock.
     is_held = files.is_held
     found = files.read_status()
-    found["state"] = state_of(found, is_held=is_held)
+    found["state"] = files.state_of(found, is_held=is_held)
     if as_json:
         write_json(found)
     else:
-        write_line(job_status.head(found, SystemClock().now_ms()))
+        write_line(status_text.head(found, SystemClock().now_ms()))
         if found["queries"]:
-            write_table(job_status.HEADS, job_status.rows(found))
+            write_table(status_text.HEADS, status_text.rows(found))
     if found["state"] in {"died", "gone"}:
         raise click.exceptions.Exit(1)
 
@@ -169,24 +184,28 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     broker streams stop counting.state
     broker streams stop counting.state --timeout 5 --json
     """
-    files = Control(folder_of(directory, control))
+    files = _files(directory, control)
     if not files.is_held:
         found = files.read_status()
-        raise click.ClickException(
-            f"no process runs the job {found['job']}: its state is {state_of(found, is_held=False)}."
-        )
+        state = files.state_of(found, is_held=False)
+        raise TaskFailed(f"no process runs the job {found['job']}: its state is {state}.")
     files.ask_to_stop()
     _wait(files, timeout_s, as_json=as_json)
     found = files.read_status()
-    state = state_of(found, is_held=False)
+    state = files.state_of(found, is_held=False)
     if state in {"died", "gone"}:
-        raise click.ClickException(
-            job_status.head({**found, "state": state}, SystemClock().now_ms())
-        )
+        raise TaskFailed(status_text.head({**found, "state": state}, SystemClock().now_ms()))
     if as_json:
         write_json({"job": found["job"], "state": state})
     else:
         write_line(f"{found['job']} {state}")
+
+
+def _files(checkpoint: str, control: Path | None) -> Control:
+    """Return the control files of a job. Raises click.UsageError."""
+    from broker.streams.job_control import Control, folder_of  # noqa: PLC0415 - As above.
+
+    return Control(usage(folder_of, checkpoint, control))
 
 
 def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
@@ -223,6 +242,8 @@ def explain(target: str, svg: Path | None, as_json: bool) -> None:
     broker streams explain counting:job
     broker streams explain counting:job --svg counting.svg
     """
+    from broker.streams.job_run import load  # noqa: PLC0415 - Only these commands need stream jobs.
+
     job = load(target)
     if svg is not None:
         svg.write_text(job.explain("svg"), encoding="utf-8")
@@ -276,16 +297,16 @@ def show_state(
     broker streams state counting.state sink-1 --operator count-1 --key apple
     broker streams state counting.state sink-1 --json | jq .kept
     """
+    from broker.streams.job_run import check_spark, started  # noqa: PLC0415 - Only these need them.
+
     check_spark()
-    from broker.streams.spark_session import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
-    from broker.streams.stored_state import JobEndState, NoState  # noqa: PLC0415
+    from broker.streams.spark_session import told_short  # noqa: PLC0415 - With PySpark.
+    from broker.streams.stored_state import JobEndState  # noqa: PLC0415
 
     spark = started("broker streams state", master, conf)
     try:
         with told_short():
             found = JobEndState(spark, directory, end).entries(operator, key, entries_max + 1)
-    except (NoState, SparkFailed) as error:
-        raise click.ClickException(str(error)) from error
     finally:
         spark.stop()
     shown = found[:entries_max]
@@ -293,6 +314,6 @@ def show_state(
         for entry in shown:
             write_json(entry.as_dict())
     else:
-        write_table(job_status.STATE_HEADS, job_status.state_rows(shown))
+        write_table(status_text.STATE_HEADS, status_text.state_rows(shown))
     if len(found) > len(shown):
         write_line(f"only the first {entries_max:,} entries; for more, give --limit", err=True)

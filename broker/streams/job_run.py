@@ -19,18 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
-from broker.cli.broker_calls import teller
-from broker.cli.output import cell, write_line
-from broker.cli.streams import job_status
-from broker.cli.streams.job_status import NAMES, Control, here
-from broker.client import SyncClient
+from broker.client import SyncClient, Trouble
 from broker.clock import SystemClock
-from broker.errors import install_command
+from broker.errors import TaskFailed, install_command
+from broker.streams import graph
+from broker.streams.job import Job
+from broker.streams.job_control import NAMES, Control, here
 
 if TYPE_CHECKING:
-    from broker.streams import Job
     from broker.streams.queries import JobQueries
     from broker.streams.spark_session import Session
 
@@ -56,61 +52,62 @@ class JobOptions:
 Report = Callable[[dict[str, Any]], None]
 
 
-def run(wanted: JobOptions, control: Control, report: Report) -> None:
-    """Run a job to its end, and report its status with ``report``.
+def run(
+    wanted: JobOptions, control: Control, report: Report, on_trouble: Callable[[Trouble], None]
+) -> None:
+    """Run a job to its end, and report its status with ``report``; ``on_trouble`` as a client's.
 
     Raises:
-        click.ClickException: it can't be started, or it died.
+        TaskFailed: it can't be started, or it died.
         BrokerError: the broker can't be reached, or a topic does not exist.
     """
     check_spark()
     job = load(wanted.target)
     for end in job.graph.ends:
         if end.name in NAMES:
-            raise click.ClickException(f"an end can't be named {end.name}: give it another name.")
-    _check_topics(job, wanted)
+            raise TaskFailed(f"an end can't be named {end.name}: give it another name.")
+    _check_topics(job, wanted, on_trouble)
     with control.held(), _signals() as signals:
         follower = _Follower(job, wanted, control, report, signals)
         try:
             follower.run()
-        except click.ClickException as error:
+        except TaskFailed as error:
             follower.report_state("died", error=error.message)
             raise
 
 
 def check_spark() -> None:
-    """Raise click.ClickException unless Spark can be started here."""
+    """Raise TaskFailed unless Spark can be started here."""
     try:
         from broker.streams.spark_session import has_java  # noqa: PLC0415 - The extra may be missing.
     except ModuleNotFoundError as error:
         raise missing(error) from error
     if not has_java():
-        raise click.ClickException(
+        raise TaskFailed(
             "Spark needs Java 17 or newer, and the program java was not found: install Java, and set JAVA_HOME or "
             "PATH."
         )
 
 
 def started(name: str, master: str, conf: Mapping[str, str]) -> Session:
-    """Start Spark. Raises click.ClickException."""
+    """Start Spark. Raises TaskFailed."""
     from broker.streams.spark_session import SparkFailed, spark_session, told_short  # noqa: PLC0415
 
     try:
         with told_short():
             return spark_session(name, master, conf, Path.cwd())
     except SparkFailed as error:
-        raise click.ClickException(f"Spark does not start: {error}") from error
+        raise TaskFailed(f"Spark does not start: {error}") from error
 
 
-def _check_topics(job: Job, wanted: JobOptions) -> None:
-    """Check that all topics exist, before the slow start of Spark. Raises BrokerError, click.ClickException."""
+def _check_topics(job: Job, wanted: JobOptions, on_trouble: Callable[[Trouble], None]) -> None:
+    """Check that all topics exist, before the slow start of Spark. Raises BrokerError, TaskFailed."""
     from broker.spark.format_options import sink_options  # noqa: PLC0415 - With PySpark.
-    from broker.streams import graph  # noqa: PLC0415
 
     try:
         settings = sink_options(dict(wanted.options), streaming=True).settings
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise TaskFailed(str(error)) from error
     topics = {job.graph.dead_letters}
     for each in job.graph.operators():
         if isinstance(each, graph.Sink) and each.topic is not None:
@@ -120,7 +117,7 @@ def _check_topics(job: Job, wanted: JobOptions) -> None:
         if isinstance(each, graph.Aggregate | graph.Join) and each.late is not None:
             topics.add(each.late)
     patient = replace(settings, deadline_s=wanted.deadline_s)
-    with SyncClient(settings=patient, on_trouble=teller(settings.url)) as client:
+    with SyncClient(settings=patient, on_trouble=on_trouble) as client:
         for topic in sorted(filter(None, topics)):
             client.topic(topic)
 
@@ -132,7 +129,7 @@ class _Signals:
         self.came = threading.Event()
 
     def take(self) -> None:
-        """Handle both signals. BrokerCall this again after Spark's start, which replaces a handler."""
+        """Handle both signals. Call this again after Spark's start, which replaces a handler."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.came.set())
 
@@ -165,7 +162,7 @@ class _Follower:
         self._queries: list[Any] = []
 
     def run(self) -> None:
-        """Run the job to its end. Raises click.ClickException if it dies."""
+        """Run the job to its end. Raises TaskFailed if it dies."""
         from broker.streams.spark_session import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
 
         self.report_state("starting")
@@ -177,7 +174,7 @@ class _Follower:
                 finally:
                     session.stop()
         except SparkFailed as error:
-            raise click.ClickException(self._death_message(str(error))) from error
+            raise TaskFailed(self._death_message(str(error))) from error
 
     def _follow(self, session: Session) -> str:
         """Follow the job until it ends or must stop; return ``ended`` or ``stopped``. Raises its error if it dies."""
@@ -215,7 +212,7 @@ class _Follower:
                 is_available=wanted.is_available,
             )
         except (JobChanged, TypeError, ValueError) as error:
-            raise click.ClickException(f"the job {self._job.id} can't run: {error}") from error
+            raise TaskFailed(f"the job {self._job.id} can't run: {error}") from error
 
     def _is_over(self, running: JobQueries) -> bool:
         """Update the queries' status; return whether one has died or all have ended."""
@@ -250,80 +247,36 @@ class _Follower:
         self._report(status)
 
 
-@contextmanager
-def status_output(*, as_json: bool, write_json: Report) -> Iterator[Report]:
-    """Yield a function that shows a status.
-
-    It writes JSON lines if ``as_json``. Else it rewrites one line at a terminal, and elsewhere writes a line for
-    each change.
-    """
-    if as_json:
-        yield write_json
-    elif sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415 - Slow to import, and only terminals need it.
-        from rich.live import Live  # noqa: PLC0415
-
-        console = Console(stderr=True, highlight=False)
-        with Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()) as live:
-            yield lambda status: live.update(cell(job_status.line(status)), refresh=True)
-    else:
-        before = ""
-
-        def write_changed(status: dict[str, Any]) -> None:
-            nonlocal before
-            line = job_status.line(status)
-            if line != before:
-                before = line
-                write_line(line, err=True)
-
-        yield write_changed
-
-
 def load(target: str) -> Job:
-    """Return the job of ``module:name``; modules of the current folder come first. Raises click.ClickException."""
-    module_name, colon, name = target.partition(":")
-    if not colon or not module_name or not name:
-        raise click.UsageError(
-            f"{target!r} is not MODULE:NAME; for example, counting:job is the job named job in counting.py."
-        )
-    job = _class_of_jobs()
+    """Return the job of ``module:name``; modules of the current folder come first. Raises TaskFailed."""
+    module_name, _, name = target.partition(":")
     module = _imported(module_name)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise click.ClickException(
-                f"the module {module_name} has no {name}. {_job_names(module, job)}"
-            )
+            raise TaskFailed(f"the module {module_name} has no {name}. {_job_names(module)}")
         found = getattr(found, part)
     if callable(found):
         try:
             found = found()
         except Exception as error:
-            raise click.ClickException(f"{target} failed: {_error_text(error)}") from error
-    if not isinstance(found, job):
-        raise click.ClickException(
+            raise TaskFailed(f"{target} failed: {_error_text(error)}") from error
+    if not isinstance(found, Job):
+        raise TaskFailed(
             f"{target} is not a job but has type {type(found).__name__}: name a Job, as StreamBuilder.build() returns it, "
             "or a function that returns one."
         )
     return found
 
 
-def missing(error: ModuleNotFoundError) -> click.ClickException:
+def missing(error: ModuleNotFoundError) -> TaskFailed:
     """Return the error about a missing package of stream jobs. Raises ``error`` if the module is our own."""
     package = (error.name or "").partition(".")[0]
     if package == "broker":
         raise error
-    return click.ClickException(
+    return TaskFailed(
         f"stream jobs need the package {package!r} of the extra 'streams': {install_command('streams')}"
     )
-
-
-def _class_of_jobs() -> type[Job]:
-    try:
-        from broker.streams import Job  # noqa: PLC0415 - The extra may be missing.
-    except ModuleNotFoundError as error:
-        raise missing(error) from error
-    return Job
 
 
 def _imported(name: str) -> ModuleType:
@@ -334,12 +287,10 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in {name, name.partition(".")[0]}:
-            raise click.ClickException(
+            raise TaskFailed(
                 f"there is no module {error.name} in {folder} or in Python's path."
             ) from error
-        raise click.ClickException(
-            f"the module {name} can't be imported: {_error_text(error)}"
-        ) from error
+        raise TaskFailed(f"the module {name} can't be imported: {_error_text(error)}") from error
 
 
 def _error_text(error: Exception) -> str:
@@ -349,6 +300,6 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _job_names(module: Any, job: type[Job]) -> str:
-    names = sorted(name for name, value in vars(module).items() if isinstance(value, job))
+def _job_names(module: Any) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, Job))
     return f"Its jobs are: {', '.join(names)}." if names else "It has no jobs."
