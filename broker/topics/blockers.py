@@ -17,7 +17,6 @@ from broker.http.budget import Usage
 from broker.long_work import Pace
 from broker.model import (
     LOG_KEY_BYTES,
-    POINTERS_PER_MS,
     LogKey,
     MessageId,
     Snapshot,
@@ -27,8 +26,8 @@ from broker.model import (
 )
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
-from broker.topics.browse import AT_ONCE_BYTES, CLOCKS_DIFFER_MS_MAX
-from broker.topics.fetch import FetchAction, judge, lives, oldest_blocking, oldest_live
+from broker.topics.browse import AT_ONCE_BYTES
+from broker.topics.fetch import FetchAction, first_blocking, judge, lives, oldest_live
 from broker.topics.ranges import TopicNumberings
 from broker.topics.surroundings import Surroundings
 
@@ -123,15 +122,15 @@ async def _find(
 
 
 def _start_of(around: Surroundings, topic: Topic, query: BlockersQuery) -> LogKey:
-    """Return the id behind which to look: a transaction publishes only after its begin."""
+    """Return the id behind which to look."""
     start = query.start
     if start is None:
         begin = bytes(LOG_KEY_BYTES)
     else:
         begin = first_log_key_at(start) if isinstance(start, int) else start[:LOG_KEY_BYTES]
-    begun_ms = oldest_blocking(query.snapshot) // POINTERS_PER_MS
-    begun = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
-    return log_key_before(max(begin, begun, oldest_live(topic, around.clock.now_ms())))
+    now_ms = around.clock.now_ms()
+    begun = first_blocking(query.snapshot, now_ms)
+    return log_key_before(max(begin, begun, oldest_live(topic, now_ms)))
 
 
 def _blocked_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[LogKey | None, int]:

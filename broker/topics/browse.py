@@ -20,7 +20,6 @@ from broker.model import (
     LOG_KEY_MAX,
     LOG_KEY_MIN,
     MESSAGE_ID_BYTES,
-    POINTERS_PER_MS,
     LogKey,
     MessageId,
     Snapshot,
@@ -36,9 +35,9 @@ from broker.storage.log_reader import LogReader
 from broker.topics.fetch import (
     FetchAction,
     expires_at_ms,
+    first_blocking,
     judge,
     lives,
-    oldest_blocking,
     oldest_live,
 )
 from broker.topics.payload_reader import PayloadReader, shorter
@@ -50,8 +49,6 @@ AT_ONCE_BYTES: Final = 512 * 1024
 """The bytes that one read asks storage for. The copy of a message can't be interrupted."""
 COUNTED_AT_ONCE: Final = 1024 * 1024
 """The request's usage counts the bytes of a page in steps of this size."""
-CLOCKS_DIFFER_MS_MAX = 3_600_000
-"""The clock that numbers transactions may be this far ahead of the clock that numbers messages."""
 _ID_MAX = b"\xff" * MESSAGE_ID_BYTES
 
 
@@ -356,12 +353,10 @@ class _Browser:
     ) -> LogKey | None:
         """Return the message in ``(after, through]`` at which a consumer with this snapshot is blocked.
 
-        The first open transaction behind the consumer's own beginning blocks it, wherever the page lies. A
-        transaction publishes only after its begin, and its pointer tells when it began.
+        The first open transaction behind the consumer's own beginning blocks it, wherever the page lies.
         """
-        begun_ms = oldest_blocking(snapshot) // POINTERS_PER_MS
-        first = first_log_key_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
-        after = max(after, log_key_before(first))
+        now_ms = self._around.clock.now_ms()
+        after = max(after, log_key_before(first_blocking(snapshot, now_ms)))
         log = LogId(self._topic.id, self._topic.generation)
         reader = self._around.logs.reader(log, after, through)
         while not reader.ended:

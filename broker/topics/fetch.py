@@ -20,12 +20,13 @@ those that were rolled back.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from broker.model import (
     LOG_KEY_BYTES,
     LOG_KEY_MIN,
     MESSAGE_ID_BYTES,
+    POINTERS_PER_MS,
     LogKey,
     MessageId,
     Poll,
@@ -36,6 +37,11 @@ from broker.model import (
     log_key_before,
     timestamp_of,
 )
+
+CLOCKS_DIFFER_MS_MAX: Final = 3_600_000
+"""The clock that numbers transactions may be this far ahead of the clock that numbers messages."""
+POINTERS_LEAD_MS_MAX: Final = 60_000
+"""A pointer that is further ahead of the clock does not tell when its transaction began."""
 
 
 class FetchAction(enum.Enum):
@@ -115,6 +121,17 @@ def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
 def oldest_blocking(snapshot: Snapshot) -> int:
     """Return the least pointer that can block a consumer with ``snapshot``."""
     return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # in_progress ascends.
+
+
+def first_blocking(snapshot: Snapshot, now_ms: int) -> LogKey:
+    """Return a key below which no message can block a consumer with ``snapshot``.
+
+    A transaction publishes only after its begin, and its pointer tells when it began. Only a pointer ahead of the clock
+    tells nothing: pointers rise strictly, so all that follow one of a clock that was once wrong are ahead.
+    """
+    begun_ms = oldest_blocking(snapshot) // POINTERS_PER_MS
+    is_ahead = begun_ms > now_ms + POINTERS_LEAD_MS_MAX
+    return first_log_key_at(0 if is_ahead else max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
 
 
 def lives(topic: Topic, key: LogKey, lifetime_ms: int | None, now_ms: int) -> bool:

@@ -10,6 +10,7 @@ from broker.model import LogKey, TopicId
 from broker.storage.entry import Entry
 from broker.storage.gaps import LOST_MS
 from broker.storage.keys import LogId
+from broker.topics.reserved import TRANSACTIONS
 
 log = logs.get_logger()
 
@@ -17,6 +18,16 @@ KNOWN_MAX: Final = 10_000
 """The most gaps that this node remembers to have told. A forgotten one is told again."""
 AHEAD_MS: Final = 60_000
 """From which lead on ids are told to be ahead. Ids of a busy topic run ahead by a second at most."""
+
+_OF_MESSAGES: Final = (
+    "new messages get a time in the future: the topic's last id is ahead of this clock",
+    "New messages have a time in the future",
+)
+_OF_JOURNAL: Final = (
+    "new transactions get a number of the future: the last one is ahead of this clock",
+    "New transactions have a number of the future",
+)
+"""The event and the section of the guide. The clock that gives a journal's ids gives the transactions their numbers."""
 
 
 class GapsPassed:
@@ -68,11 +79,12 @@ class IdsAhead:
             self._logs.discard(written)
         elif written not in self._logs:
             self._logs.add(written)
+            event, section = _OF_JOURNAL if written.topic == TRANSACTIONS else _OF_MESSAGES
             log.warning(
-                "new messages get a time in the future: the topic's last id is ahead of this clock",
+                event,
                 topic=str(written.topic),
                 ahead_s=ahead_ms // 1000,
-                advice="docs/guides/troubleshooting.md, 'New messages have a time in the future'",
+                advice=f"docs/guides/troubleshooting.md, '{section}'",
             )
 
     def forget(self, written: LogId) -> None:

@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
+from typing_extensions import override
 
 from broker.api.blockers import advice
 from broker.client import Client
+from broker.clock import SystemClock
 from broker.errors import NotFound, Unavailable
 from broker.model import PublishRequest, Snapshot, message_id_from_hex
 from broker.node.transactions import ServiceElsewhere
@@ -78,6 +81,40 @@ async def test_each_open_transaction_is_told_in_the_order_of_its_first_message(
     assert [int(each["transaction"]) for each in (await blockers(broker))["blockers"]] == [first]
     await broker.transactions.commit(first)
     assert (await blockers(broker))["blockers"] == []
+
+
+class OnceWrong(SystemClock):
+    ahead_ms = 0
+
+    @override
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+async def test_a_transaction_with_a_number_of_the_future_blocks_like_any_other() -> None:
+    """Numbers rise strictly, so after a clock that was once wrong they tell nothing of a transaction's beginning."""
+    clock = OnceWrong()
+    broker = Broker(clock=clock)
+    clock.ahead_ms = 10 * 365 * 24 * 3_600_000
+    with capture_logs() as lines:
+        await broker.transactions.commit(await begun(broker))
+        clock.ahead_ms = 0
+        await broker.call("PUT", topic_path("t"))
+        await publish(broker, b"free")
+        pointer = await begun(broker)
+        await publish(broker, b"a", pointer=pointer)
+        await publish(broker, b"behind")
+    (told,) = (await blockers(broker))["blockers"]
+    assert (int(told["write_pointer"]), told["waiting"]) == (pointer, 1)
+    snapshot = encode_transaction(await broker.transactions.snapshot()).hex()
+    page = await broker.call(
+        "POST", topic_path("t", "messages"), json.dumps({"snapshot": snapshot}).encode(), JSON
+    )
+    assert [each["consumable"] for each in page.json["messages"]] == [True, False, False]
+    (line,) = [each for each in lines if each["log_level"] == "warning"]
+    assert "new transactions get a number of the future" in line["event"]
+    assert "'New transactions have a number of the future'" in line["advice"]
+    await broker.close()
 
 
 async def test_a_blocker_is_found_by_its_checkpoints(broker: Broker) -> None:
