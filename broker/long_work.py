@@ -12,7 +12,7 @@ several rounds of the loop, so some rounds between two slices have none::
 
     round    slice of A, requests │ requests │ requests │ requests │ slice of B, requests │ requests │ …
 
-**Short work** is a change on its way to the disk. While it is in flight, no slice begins for up to HELD_S_MAX: the change
+**Short work** is a change on its way to the disk. While it is in flight, no slice begins for up to DEFER_S_MAX: the change
 passes from the loop to a thread and back, and would wait for a slice each time.
 
 Time is the loop's time. If that is virtual, no slice is ever over, and a run is the same every time.
@@ -33,7 +33,7 @@ SLICE_S: Final = 0.0005
 ROUNDS_FREE: Final = 8
 """The rounds of the loop between two slices. Without free rounds, a publish beside long work waited for five slices.
 The 99th percentile beside pages of messages of 4 MB was 6 to 8 ms with 3 rounds, and 5 to 6 ms with 8."""
-HELD_S_MAX: Final = 0.003
+DEFER_S_MAX: Final = 0.003
 """How long short work may delay a walk. It is limited, because a write may wait for the disk. Beside polls that skip very
 many messages, the 99th percentile of publishes was 6 to 8 ms without this delay, and 4 to 5 ms with it."""
 STEPS_NOW_MAX: Final = 256
@@ -168,9 +168,9 @@ class Pace:
             for _ in range(ROUNDS_FREE):
                 await asyncio.sleep(0)
             if walks.short:
-                walks.held = self._loop.create_future()
-                await asyncio.wait((walks.held,), timeout=HELD_S_MAX)
-                walks.held = None
+                walks.deferred = self._loop.create_future()
+                await asyncio.wait((walks.deferred,), timeout=DEFER_S_MAX)
+                walks.deferred = None
         self._ends_s = self._loop.time() + SLICE_S
 
 
@@ -185,7 +185,7 @@ class _Walks(threading.local):
         self.loop = loop
         self.turn = asyncio.Lock()
         self.short = 0
-        self.held: asyncio.Future[None] | None = None
+        self.deferred: asyncio.Future[None] | None = None
         """Done when the short work for which the next slice waits has ended."""
 
 
@@ -215,8 +215,8 @@ class ShortWork:
         """End. The last one lets a walk go on, after the caller that ended it."""
         walks = _walks_of(self._loop)
         walks.short = max(walks.short - 1, 0)
-        if not walks.short and walks.held is not None and not walks.held.done():
-            walks.held.set_result(None)
+        if not walks.short and walks.deferred is not None and not walks.deferred.done():
+            walks.deferred.set_result(None)
 
 
 async def paced(items: Iterable[Item]) -> AsyncGenerator[Item, None]:
@@ -240,7 +240,7 @@ _soon: set[asyncio.Task[None]] = set()
 def soon(steps: Iterator[object]) -> None:
     """Run the steps of work that no caller waits for: a few now, and the others with pauses.
 
-    Freeing is such work: 100,000 small objects hold the loop for 30 to 100 ms.
+    Freeing is such work: 100,000 small objects block the loop for 30 to 100 ms.
     """
     if sum(1 for _ in islice(steps, STEPS_NOW_MAX)) < STEPS_NOW_MAX:
         return

@@ -35,7 +35,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 OK = "ok"
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_HELD = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 30)
+_BLOCKED_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 30)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
 
 Level = Callable[[], float | Mapping[str, float]]
@@ -130,8 +130,8 @@ class Metrics(Collector):
         self._call = _Histogram("storage_call_seconds", "Time of one call.", _SECONDS, "kind")
         self._unknown = _Counter("unknown_outcomes", "Answers with the outcome unknown.", "kind")
         self._events = _Counter("events", "Rare events in the life of a node.", "kind")
-        self._held = _Histogram(
-            "loop_held_seconds", "How long the event loop was held at a time.", _HELD
+        self._loop_blocked = _Histogram(
+            "loop_held_seconds", "How long the event loop was held at a time.", _BLOCKED_S
         )
         self._levels: dict[str, _Values] = {}
         self._registry = CollectorRegistry()
@@ -191,9 +191,9 @@ class Metrics(Collector):
         """Count a rare event by its name."""
         self._events.sums[kind,] += 1
 
-    def loop_held(self, seconds: float) -> None:
-        """Count how long the event loop was held before one tick of its monitor; mostly 0."""
-        self._held.observe(seconds)
+    def loop_blocked(self, seconds: float) -> None:
+        """Count how long the event loop was blocked before one tick of its monitor; mostly 0."""
+        self._loop_blocked.observe(seconds)
 
     def watch(self, name: str, doc: str, level: Level, *label: str) -> None:
         """Show ``level()`` as ``broker_<name>`` at each read of the metrics: one value, or values by a label.

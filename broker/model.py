@@ -275,7 +275,7 @@ class Snapshot:
     """The messages that a transaction may see (Tephra's Transaction).
 
     Lists are ascending; arrays must be ascending already. For a consumer a pointer is *visible*, *skipped*
-    (invalid), or *held*: its transaction can still commit. A scan ends at a held pointer, because the order of
+    (invalid), or *blocking*: its transaction can still commit. A scan ends at a blocking pointer, as the order of
     messages is more important than latency.
     """
 
@@ -342,11 +342,11 @@ class Snapshot:
 
     def is_invalid(self, pointer: int) -> bool:
         """True if the pointer's transaction is known to be invalid."""
-        return _holds(self.invalids, pointer)
+        return _contains(self.invalids, pointer)
 
     def is_own(self, pointer: int) -> bool:
         """True if the pointer belongs to this transaction."""
-        return pointer in (self.write_pointer, self.transaction_id) or _holds(
+        return pointer in (self.write_pointer, self.transaction_id) or _contains(
             self.checkpoint_pointers, pointer
         )
 
@@ -354,8 +354,8 @@ class Snapshot:
         """True if this transaction may see messages written under ``pointer`` (positive)."""
         if (
             pointer <= self.read_pointer
-            and not _holds(self.in_progress, pointer)
-            and not _holds(self.invalids, pointer)
+            and not _contains(self.in_progress, pointer)
+            and not _contains(self.invalids, pointer)
         ):
             return True
         if not self.is_own(pointer):
@@ -374,7 +374,7 @@ def _part(snapshot: Snapshot, name: str) -> object:
     return list(part) if isinstance(part, array) else part
 
 
-def _holds(pointers: Sequence[int], pointer: int) -> bool:
+def _contains(pointers: Sequence[int], pointer: int) -> bool:
     index = bisect_left(pointers, pointer)
     return index < len(pointers) and pointers[index] == pointer
 

@@ -85,8 +85,8 @@ def _some(
     while len(taken) < count:
         if not bag:
             bag += chance.sample(list(faults), len(faults))
-        held = {groups.get(one, one) for one in taken}
-        name = next((one for one in bag if groups.get(one, one) not in held), None)
+        taken_groups = {groups.get(one, one) for one in taken}
+        name = next((one for one in bag if groups.get(one, one) not in taken_groups), None)
         if name is None:
             break
         bag.remove(name)

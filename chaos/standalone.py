@@ -120,10 +120,10 @@ class Standalone(Target):
 
     def __enter__(self) -> Self:
         """Start everything. Raises ServerMissing, ServerFailed."""
-        with ExitStack() as held:
-            held.push(self)
+        with ExitStack() as stack:
+            stack.push(self)
             self._start()
-            held.pop_all()
+            stack.pop_all()
         return self
 
     def __exit__(

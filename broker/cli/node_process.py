@@ -123,12 +123,12 @@ async def _run(config: Config, signals: _NodeSignals, *, as_json: bool) -> str |
         if not await _started(node, signalled):
             return None
         gc.collect()
-        # Modules and other lasting objects, 61,000 in a new node: a full collection of them holds the loop for 13 ms
+        # Modules and other lasting objects, 61,000 in a new node: a full collection of them blocks the loop for 13 ms
         # and more (measured in docs/internals/a-publish.md). Later collections skip them.
         gc.freeze()
         ready = json.dumps({"ready": node.url}) if as_json else f"broker ready at {node.url}"
         _say(ready)
-        with Monitor(node.metrics.loop_held, clocks):
+        with Monitor(node.metrics.loop_blocked, clocks):
             await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
     reason = node.stopped.result() if node.stopped.done() else None

@@ -44,7 +44,7 @@ class Calls:
         """Send messages as a request of their own, which ``make`` returns, as soon as there is room for them."""
         ends = self._retrier.ends()
         size = sum(map(len, wanted.payloads)) + sum(map(len, wanted.attributes))
-        async with self._room.held(len(wanted.payloads), size, ends):
+        async with self._room.reserved(len(wanted.payloads), size, ends):
             return await self.write(make(wanted), ends)
 
     async def write(self, request: ClientRequest, ends: float | None = None) -> Reply:

@@ -190,13 +190,13 @@ class CursorKeeper:
         """
         with contextlib.suppress(CursorLost):
             async with self._turn:
-                await self._put(place, held=False)
+                await self._put(place, is_holder=False)
 
-    async def _put(self, place: KeptPlace, *, held: bool = True) -> None:
+    async def _put(self, place: KeptPlace, *, is_holder: bool = True) -> None:
         """Write the place. The caller holds ``_turn``."""
         self.check()
         wanted = self._wanted
-        data = self._text(place) if held else HolderData(tried=place.tried).text()
+        data = self._text(place) if is_holder else HolderData(tried=place.tried).text()
         while True:
             try:
                 put = await self._cursors.put(
@@ -231,7 +231,7 @@ class CursorKeeper:
         self._version, self._place, self._written_s = cursor.version, place, _now_s()
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def renewed(self) -> AsyncIterator[None]:
         """Write the place periodically while no other write does, so that waiting subscribers see a live holder."""
         beating = asyncio.create_task(self._beat())
         try:

@@ -94,8 +94,8 @@ class Room:
             del granted  # The error's traceback keeps this frame.
 
     @asynccontextmanager
-    async def held(self, count: int, size: int, ends: float) -> AsyncGenerator[None]:
-        """Hold room for a block; wait for it as ``wait`` does."""
+    async def reserved(self, count: int, size: int, ends: float) -> AsyncGenerator[None]:
+        """Take room for a block; wait for it as ``wait`` does."""
         if not self.take(count, size):
             await self.wait(count, size, ends, lambda: None, lambda _: self.give_back(count, size))
         try:
@@ -121,7 +121,7 @@ class Room:
                 granted.set_result(start())
 
     def clear(self) -> None:
-        """Forget what is held, and the calls that wait: their loop has ended."""
+        """Forget the taken room, and the calls that wait: their loop has ended."""
         self._messages = self._bytes = 0
         self._waiting = OrderedDict()
 

@@ -157,8 +157,8 @@ class Subscriber:
         taken = await self._keeper.acquire()
         progress = SubscriberProgress(taken, self._now_s())
         try:
-            async with self._keeper.held():
-                await self._held(progress, taken)
+            async with self._keeper.renewed():
+                await self._work_to_its_end(progress, taken)
         except CursorLost as lost:
             self.counts.lost += 1
             log.warning("subscriber %s of %s lost its place: %s", self.name, self.topic, lost)
@@ -174,7 +174,7 @@ class Subscriber:
 
     # The loop.
 
-    async def _held(self, progress: SubscriberProgress, taken: Taken) -> None:
+    async def _work_to_its_end(self, progress: SubscriberProgress, taken: Taken) -> None:
         """Work while this subscriber holds the place, and let it go at the end; a cancellation does not let it go."""
         try:
             if self._own is not None:

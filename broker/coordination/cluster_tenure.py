@@ -69,7 +69,7 @@ FENCINGS_MAX: Final = 100_000
 log = logs.get_logger()
 
 
-class Holder(Protocol):
+class TopicLeaders(Protocol):
     """Leads topics under a tenure."""
 
     def topics_led(self) -> Collection[TopicId]:
@@ -114,7 +114,7 @@ class ClusterTenure:
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hinted = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
-        self._holder: Holder | None = None
+        self._leaders: TopicLeaders | None = None
         self._leaving = False
         self._closed = False
         self._version = 0
@@ -135,9 +135,9 @@ class ClusterTenure:
         self._coordinator.on_hint(HINT, self._hinted.set)
         self._reading = asyncio.ensure_future(self._follow_placement())
 
-    def serve(self, holder: Holder) -> None:
-        """Make ``holder`` hand over the topics that another node should lead, from now on."""
-        self._holder = holder
+    def serve(self, leaders: TopicLeaders) -> None:
+        """Make ``leaders`` hand over the topics that another node should lead, from now on."""
+        self._leaders = leaders
         self._pass_on_soon()
 
     # Placement.
@@ -176,8 +176,8 @@ class ClusterTenure:
 
     def _succeed(self, gone: Collection[int], was: Assignment) -> None:
         """Begin to claim the topics of nodes that are gone, without waiting for a request."""
-        holder = self._holder
-        if holder is None or self._leaving or self._closed:
+        leaders = self._leaders
+        if leaders is None or self._leaving or self._closed:
             return
 
         def inherited(topic: TopicId) -> bool:
@@ -185,7 +185,7 @@ class ClusterTenure:
 
         async def succeed() -> None:
             await self._clock.sleep(SUCCEED_AFTER_S)
-            await holder.succeed(inherited)
+            await leaders.succeed(inherited)
 
         task = asyncio.ensure_future(succeed())
         self._succeeding.add(task)
@@ -289,7 +289,7 @@ class ClusterTenure:
         suspended = self._coordinator.contact is not Contact.CONNECTED
         if suspended:
             self._check_head_without_contact(topic, written)
-        if not self._leases.holds(resource):
+        if not self._leases.has(resource):
             taking = self._leases.taking(resource)
             await self._wait(changed, deadline, topic, taking)
             if taking.cancelled():
@@ -366,7 +366,7 @@ class ClusterTenure:
         found: dict[str, list[TopicId]] = {
             resource: [] for resource in self._leases.resources if not self._is_mine(resource)
         }
-        led = list(self._holder.topics_led()) if self._holder is not None else []
+        led = list(self._leaders.topics_led()) if self._leaders is not None else []
         async for topic in paced(led):
             if self.assignment.leader_of(topic) != self._me:
                 found.setdefault(self.assignment.resource_of(topic), []).append(topic)
@@ -375,8 +375,8 @@ class ClusterTenure:
     async def _pass_on(self, resource: str, topics: list[TopicId], version: int) -> None:
         """Hand a lock over with its topics. The list of topics is of this version of the assignment."""
         try:
-            if topics and self._holder is not None:
-                await self._holder.hand_over(topics)
+            if topics and self._leaders is not None:
+                await self._leaders.hand_over(topics)
             if not self._is_mine(resource):
                 await self._leases.release(resource)
         finally:

@@ -1,7 +1,7 @@
 """Coordinate over a tree of nodes: members, locks and hints under one session.
 
 The tree replaces a lost session by a new one. When this module learns that a session is over, it ends the session's
-leases. Under the next session it renews the node's membership and the watches. Meanwhile ``hold`` waits for contact,
+leases. Under the next session it renews the node's membership and the watches. Meanwhile ``acquire`` waits for contact,
 ``nodes`` and ``join`` raise Unavailable, and ``hint`` returns at once: the hint is kept, and sent when contact is back.
 """
 
@@ -69,9 +69,9 @@ class TreeCoordinator:
         self._membership = membership
         return membership
 
-    async def hold(self, resource: str, deadline: float) -> Lease:
+    async def acquire(self, resource: str, deadline: float) -> Lease:
         """Wait for a lock, fairly, and return it."""
-        return await self._locks.hold(resource, deadline)
+        return await self._locks.acquire(resource, deadline)
 
     async def hint(self, name: str) -> None:
         """Send the hint ``name`` to all nodes; without contact, send it when contact is back."""

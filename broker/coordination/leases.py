@@ -21,7 +21,7 @@ WAIT_S = 30.0
 """The time that one attempt waits in line. A caller that still wants the lease then begins another attempt."""
 
 
-class _Held:
+class _Acquired:
     """An acquired lease. ``good_after`` is the last fencing after which it is known to be held."""
 
     __slots__ = ("good_after", "lease", "lock")
@@ -44,26 +44,26 @@ class Leases:
         self._coordinator = coordinator
         self._clock = clock
         self._wanted = wanted
-        self._held: dict[str, _Held] = {}
+        self._acquired: dict[str, _Acquired] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
 
     @property
     def resources(self) -> list[str]:
         """Return the resources that this node holds, as far as it knows."""
-        return [resource for resource in list(self._held) if self.holds(resource)]
+        return [resource for resource in list(self._acquired) if self.has(resource)]
 
-    def holds(self, resource: str) -> bool:
+    def has(self, resource: str) -> bool:
         """Return whether this node took a lease and does not know that it lost it."""
-        held = self._held.get(resource)
-        if held is None:
+        acquired = self._acquired.get(resource)
+        if acquired is None:
             return False
-        if not held.lease.valid:
-            del self._held[resource]
+        if not acquired.lease.valid:
+            del self._acquired[resource]
             return False
         return True
 
     def taking(self, resource: str) -> asyncio.Task[None]:
-        """Return the shared task that waits for a lease. When it is done, ``holds`` tells the result."""
+        """Return the shared task that waits for a lease. When it is done, ``has`` tells the result."""
         task = self._taking.get(resource)
         if task is None:
             task = self._taking[resource] = asyncio.ensure_future(self._take(resource))
@@ -73,11 +73,11 @@ class Leases:
     async def _take(self, resource: str) -> None:
         good_after = self.fencings
         try:
-            lease = await self._coordinator.hold(resource, self._clock.monotonic() + WAIT_S)
+            lease = await self._coordinator.acquire(resource, self._clock.monotonic() + WAIT_S)
         except NoLeader:
             return  # Each caller has a deadline of its own, and asks again before it.
         if self._wanted(resource):
-            self._held[resource] = _Held(lease, good_after)
+            self._acquired[resource] = _Acquired(lease, good_after)
         else:
             await lease.release()
 
@@ -87,23 +87,23 @@ class Leases:
         Raises:
             Unavailable: the lease must be verified, and the coordinator does not answer.
         """
-        if not self.holds(resource):
+        if not self.has(resource):
             return False
-        held = self._held[resource]
-        if held.good_after >= fencing:
+        acquired = self._acquired[resource]
+        if acquired.good_after >= fencing:
             return True
-        async with held.lock:
-            if held.good_after < fencing:
+        async with acquired.lock:
+            if acquired.good_after < fencing:
                 good_after = self.fencings
-                if await held.lease.verify():
-                    held.good_after = good_after
-        return held.good_after >= fencing and self.holds(resource)
+                if await acquired.lease.verify():
+                    acquired.good_after = good_after
+        return acquired.good_after >= fencing and self.has(resource)
 
     async def release(self, resource: str) -> None:
         """Release a lease, if it is held."""
-        held = self._held.pop(resource, None)
-        if held is not None:
-            await held.lease.release()
+        acquired = self._acquired.pop(resource, None)
+        if acquired is not None:
+            await acquired.lease.release()
 
     async def close(self) -> None:
         """Stop waiting for leases, and release all."""
@@ -111,4 +111,4 @@ class Leases:
         for task in taking:
             task.cancel()
         await asyncio.gather(*taking, return_exceptions=True)
-        await asyncio.gather(*(self.release(resource) for resource in list(self._held)))
+        await asyncio.gather(*(self.release(resource) for resource in list(self._acquired)))

@@ -87,10 +87,10 @@ class TreeLease:
             found, line = None, []
         except Unanswered as error:
             raise Unavailable(f"The lock on '{self.resource}' can't be verified now.") from error
-        held = found is not None and found[1].owner == self.session and line[:1] == [self._name]
-        if not held:
+        is_ours = found is not None and found[1].owner == self.session and line[:1] == [self._name]
+        if not is_ours:
             self.end()
-        return held and self.valid
+        return is_ours and self.valid
 
     async def release(self) -> None:
         """Release the lock; without contact, remove its node once contact is back."""
@@ -124,7 +124,7 @@ class Locks:
         for lease in [lease for lease in self.leases if lease.session != but]:
             lease.end()
 
-    async def hold(self, resource: str, deadline: float) -> TreeLease:
+    async def acquire(self, resource: str, deadline: float) -> TreeLease:
         """Wait for the lock. Raises NoLeader once the deadline (monotonic seconds) has passed."""
         self._attempts += 1
         folder = f"{self.reach.root}/locks/{resource}"

@@ -147,7 +147,7 @@ class Coordinator(Protocol):
             Unavailable: the coordinator does not answer.
         """
 
-    async def hold(self, resource: str, deadline: float) -> Lease:
+    async def acquire(self, resource: str, deadline: float) -> Lease:
         """Wait for a lock, fairly, and return it.
 
         Raises:

@@ -102,7 +102,7 @@ class LocalCluster:
     _home: Path | None = field(default=None, init=False)
     _plan: ClusterLayout | None = field(default=None, init=False)
     _jvm: HBaseServer | None = field(default=None, init=False)
-    _held: ExitStack = field(default_factory=ExitStack, init=False)
+    _lock: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Self:
         """Start the cluster. Raises the same errors as ``start``."""
@@ -257,7 +257,7 @@ class LocalCluster:
         folder = self.folder or Path(tempfile.mkdtemp(prefix="broker-cluster-"))
         folder = folder.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        lock = self._held.enter_context((folder / "lock").open("w"))
+        lock = self._lock.enter_context((folder / "lock").open("w"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -332,7 +332,7 @@ class LocalCluster:
             self._end_processes(self._home)
         if self._jvm is not None:
             self._jvm.close()
-        self._held.close()
+        self._lock.close()
 
     def _end_processes(self, home: Path) -> None:
         """End the processes in the order of ``END_ORDER``: each kind ends before the servers that it uses."""

@@ -1,11 +1,11 @@
-"""Measuring how long single pieces of work hold the event loop.
+"""Measuring how long single pieces of work block the event loop.
 
 All requests of a node share one event loop. While one piece of work has the loop, or holds the interpreter's lock
 in another thread, every other request waits. So no piece may take more than 20 ms. This module measures that::
 
     tick            due             tick
      |----10 ms------|====late=======|
-                      work that holds the loop
+                      work that blocks the loop
 
 A tick is also late if the operating system gave the processor to other programs. That is not the node's fault. So
 the module subtracts the time that the loop's thread waited for a processor, and never counts more than this process
@@ -57,8 +57,8 @@ def next_tick_s(before: ClockReading, now: ClockReading) -> float:
     return REST_TICK_S if computed_s <= passed_s * REST_SHARE_MAX else TICK_S
 
 
-def held_s(due_s: float, before: ClockReading, now: ClockReading) -> float:
-    """Return how long the loop was held, in seconds, when a tick that was due at ``due_s`` comes now.
+def blocked_s(due_s: float, before: ClockReading, now: ClockReading) -> float:
+    """Return how long the loop was blocked, in seconds, when a tick that was due at ``due_s`` comes now.
 
     ``before`` is the reading at the last tick.
     """
@@ -92,7 +92,7 @@ class Monitor:
     """Measures the running event loop within a ``with`` block."""
 
     def __init__(self, tell: Callable[[float], None], read: Callable[[], ClockReading]) -> None:
-        """Call ``tell`` at each tick with the seconds for which the loop was held."""
+        """Call ``tell`` at each tick with the seconds for which the loop was blocked."""
         self._tell = tell
         self._read = read
         self._before = read()
@@ -117,13 +117,13 @@ class Monitor:
     def tick(self) -> None:
         """Measure once. The event loop calls this."""
         now = self._read()
-        held = held_s(self._due_s, self._before, now)
+        blocked = blocked_s(self._due_s, self._before, now)
         next_s = next_tick_s(self._before, now)
         self._before = now
-        self._tell(held)
-        if held >= LOGGED_S:
+        self._tell(blocked)
+        if blocked >= LOGGED_S:
             self._times += 1
-            self._longest_s = max(self._longest_s, held)
+            self._longest_s = max(self._longest_s, blocked)
         if self._times and now.at_s >= self._log_again_s:
             self._log(now.at_s)
         self._tick_in(next_s)

@@ -83,7 +83,7 @@ class Elections:
 
     async def _lead_once(self, resource: str, work: Callable[[Leading], Awaitable[None]]) -> None:
         deadline = self._clock.monotonic() + WAIT_S
-        lease = await self.coordinator.hold(f"rowlog/{quote(resource, safe='')}", deadline)
+        lease = await self.coordinator.acquire(f"rowlog/{quote(resource, safe='')}", deadline)
         try:
             epoch = await self._meta.raise_epoch(resource, secrets.token_hex(8))
             log.info("rowlog processor begins", resource=resource, epoch=epoch)

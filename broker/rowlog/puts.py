@@ -160,7 +160,7 @@ class Putting:
         if not setup.settings.row_locks:
             yield None
             return
-        async with self._parts.locks.held(row, setup.settings) as permit:
+        async with self._parts.locks.locked(row, setup.settings) as permit:
             yield permit
 
     async def _write(

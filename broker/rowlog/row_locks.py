@@ -53,7 +53,7 @@ class RowLocks:
         self._seen = FirstSeen(clock)
 
     @asynccontextmanager
-    async def held(self, row: bytes, settings: Settings) -> AsyncIterator[Permit]:
+    async def locked(self, row: bytes, settings: Settings) -> AsyncIterator[Permit]:
         """Hold the lock on a row.
 
         Raises:

@@ -97,7 +97,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The latest id of the topic in the broker's last answer."""
         self._is_at_end = False
         """True if the broker's last answer had no message behind the last micro-batch."""
-        self._is_holding = False
+        self._is_waiting = False
         """True if that answer had some messages, but fewer than ``messages_min``."""
         self._planned: TopicRange | None = None
         self._planned_at: float | None = None
@@ -150,8 +150,8 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ValueError: the checkpoint is of another topic, or of an earlier topic of this name.
         """
         after = place_in(start, self._options.topic_name)
-        if self._is_holding:
-            threading.Event().wait(min(WAIT_S, max(0.0, self._hold_s())))
+        if self._is_waiting:
+            threading.Event().wait(min(WAIT_S, max(0.0, self._wait_s())))
         elif self._is_at_end and self._beat_in_s() > 0 and not self._has_come():
             return start
         asked_s = self._monotonic()
@@ -167,10 +167,10 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = found._replace(after=begin, lost=0)
         is_nothing = found.through <= begin
         self._is_at_end = is_nothing and self._goal is None
-        self._is_holding = not is_nothing and self._is_too_small(found)
+        self._is_waiting = not is_nothing and self._is_too_small(found)
         if is_nothing:
             return self._beat(start, begin, found.latest, asked_s)
-        if self._is_holding:
+        if self._is_waiting:
             return start
         self._planned, self._planned_at = found, self._monotonic()
         return next_offset(start, begin, found.through)
@@ -226,9 +226,9 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_too_small(self, found: TopicRange) -> bool:
         """Return whether a micro-batch shall wait for more messages. With a goal it need not: no more will come."""
         is_small = found.messages < self._options.messages_min
-        return is_small and self._goal is None and self._hold_s() > 0
+        return is_small and self._goal is None and self._wait_s() > 0
 
-    def _hold_s(self) -> float:
+    def _wait_s(self) -> float:
         """Return how much longer a micro-batch that is too small may wait. The first one does not wait."""
         if not self._options.messages_min or self._planned_at is None:
             return 0.0

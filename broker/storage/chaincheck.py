@@ -147,22 +147,22 @@ class ChainCheck:
 
     async def _pages(self) -> AsyncIterator[tuple[LogKey, Head | None]]:
         """Yield the pages. An open page that is followed by another is read again."""
-        held: tuple[LogKey, Head | None] | None = None
+        latest: tuple[LogKey, Head | None] | None = None
         async for row, cell in walk.pages(self._options.logs.resolver, self._log):
             self.report.bytes += len(row) + len(cell.value)
             if len(row) != len(page_key(self._log, LOG_KEY_MIN)):
                 self._wrong("a row whose key is not the key of a page", row.hex())
                 continue
-            if held is not None:
-                yield await self._current(held)
-            held = (page_of(row), self._decoded(page_of(row), cell.value))
-        while held is not None:
-            yield held
-            head = held[1]
+            if latest is not None:
+                yield await self._current(latest)
+            latest = (page_of(row), self._decoded(page_of(row), cell.value))
+        while latest is not None:
+            yield latest
+            head = latest[1]
             if self._options.is_alone or head is None or not head.is_sealed:
                 return
             after = await self._options.head(self._log, head.next)
-            held = None if after is None else (head.next, after)
+            latest = None if after is None else (head.next, after)
 
     def _decoded(self, page: LogKey, value: bytes) -> Head | None:
         try:
@@ -171,10 +171,10 @@ class ChainCheck:
             self.report.problem(StoreProblem(page_name(self._log, page), str(error)))
             return None
 
-    async def _current(self, held: tuple[LogKey, Head | None]) -> tuple[LogKey, Head | None]:
-        key, head = held
+    async def _current(self, latest: tuple[LogKey, Head | None]) -> tuple[LogKey, Head | None]:
+        key, head = latest
         if head is None or not head.is_open or self._options.is_alone:
-            return held
+            return latest
         return key, await self._options.head(self._log, key) or head
 
     async def _check(self, page: CheckedPage) -> None:

@@ -63,7 +63,7 @@ WHOLE: Final = 0x2144DF1C
 MARK_KEY_BYTES: Final = 16
 _MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{LOG_KEY_BYTES}s{LOG_KEY_BYTES}s32s")
 MARK_BYTES: Final = _MARK.size
-MARK_HELD_BYTES: Final = 320
+MARK_MEMORY_BYTES: Final = 320
 """The memory of a mark."""
 _RANGE = struct.Struct(f">{LOG_KEY_BYTES}s{LOG_KEY_BYTES}s")
 
@@ -180,7 +180,7 @@ class Entry:
     @property
     def size(self) -> int:
         """About how many bytes it takes in memory."""
-        return self.content_bytes + 2 * self.count + 400 + MARK_HELD_BYTES * len(self.marks)
+        return self.content_bytes + 2 * self.count + 400 + MARK_MEMORY_BYTES * len(self.marks)
 
     @property
     def stored_bytes(self) -> int:

@@ -52,11 +52,15 @@ def next_head(
     Raises:
         Fenced: a payload log has a higher epoch than the topic's leader.
     """
-    held = tail.head or (tail.before[1] if tail.before is not None else None)
+    former_head = tail.head or (tail.before[1] if tail.before is not None else None)
     if epoch is None:
-        former = held.epoch if held is not None else (root.epoch if root is not None else 0)
+        former = (
+            former_head.epoch
+            if former_head is not None
+            else (root.epoch if root is not None else 0)
+        )
         epoch = former + 1
-    elif held is not None and held.epoch > epoch:
+    elif former_head is not None and former_head.epoch > epoch:
         raise Fenced(f"Another node leads topic '{log.topic}'.")
     token = tokens.fresh()
     if tail.head is not None:

@@ -27,7 +27,7 @@ from broker.small_files import beside, damaged, place, read_json, write_json
 
 NAMES: Final = ("status.json", "stop", "lock")
 LOCK_WAIT_S: Final = 1.0
-"""The time for which ``held`` tries to get the lock: ``is_held`` of another process takes it for a moment."""
+"""The time for which ``locked`` tries to get the lock: ``is_locked`` of another process takes it for a moment."""
 _TRY_S: Final = 0.05
 _WRITTEN: Final = {"job", "state", "error", "pid", "host", "told_ms", "queries"}
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -54,7 +54,7 @@ class Control:
         self._status, self._stop, self._lock = (folder / name for name in NAMES)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the lock. Raises TaskFailed if another process runs the job."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as lock:
@@ -68,7 +68,7 @@ class Control:
             yield
 
     @property
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Return whether a process runs the job."""
         try:
             with self._lock.open() as lock:
@@ -93,10 +93,10 @@ class Control:
         return status
 
     @staticmethod
-    def state_of(status: dict[str, Any], *, is_held: bool) -> str:
+    def state_of(status: dict[str, Any], *, is_running: bool) -> str:
         """Return a job's state by its status, which says starting, running, ended, stopped or died; gone if its process is dead."""
         state = str(status["state"])
-        return "gone" if state in {"starting", "running"} and not is_held else state
+        return "gone" if state in {"starting", "running"} and not is_running else state
 
     def ask_to_stop(self) -> None:
         """Ask the process that runs the job to stop."""

@@ -67,7 +67,7 @@ def run(
         if end.name in NAMES:
             raise TaskFailed(f"an end can't be named {end.name}: give it another name.")
     _check_topics(job, wanted, on_trouble)
-    with control.held(), _signals() as signals:
+    with control.locked(), _signals() as signals:
         follower = _Follower(job, wanted, control, report, signals)
         try:
             follower.run()

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 from unittest import mock
 
 from broker.clock import WallGuard
-from broker.coordination.cluster_tenure import ClusterTenure, Holder
+from broker.coordination.cluster_tenure import ClusterTenure, TopicLeaders
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
 from broker.coordination.tenure import TopicPlacement
@@ -147,12 +147,12 @@ def _clock_ids() -> Patch:
         return Position(now_ms, 0)
 
     def unlooked(self: OwnPage, added: Sequence[Entry], *rest: Any) -> Head:
-        held = self._newest
-        self._newest = held._replace(pointer=min(held.pointer, log_key_before(added[0].first)))
+        newest = self._newest
+        self._newest = newest._replace(pointer=min(newest.pointer, log_key_before(added[0].first)))
         try:
             return appended(self, added, *rest)
         finally:
-            self._newest = held
+            self._newest = newest
 
     return _all(
         mock.patch.object(LogKeys, "_start", by_the_clock),
@@ -183,12 +183,12 @@ def _suspended() -> Patch:
 
     def let_go(self: ClusterTenure, contact: Contact) -> None:
         changed(self, contact)
-        if contact is not Contact.CONNECTED and self._holder is not None:
-            led = list(self._holder.topics_led())
-            letting_go.add(asyncio.create_task(_hand_over(self._holder, led)))
+        if contact is not Contact.CONNECTED and self._leaders is not None:
+            led = list(self._leaders.topics_led())
+            letting_go.add(asyncio.create_task(_hand_over(self._leaders, led)))
 
-    async def _hand_over(holder: Holder, led: list[TopicId]) -> None:
-        await holder.hand_over(led)
+    async def _hand_over(leaders: TopicLeaders, led: list[TopicId]) -> None:
+        await leaders.hand_over(led)
 
     return _all(
         mock.patch.object(ClusterTenure, "place", nowhere),

@@ -16,7 +16,7 @@ from broker.topics.settings import PublishOptions, TopicSettings
 
 LIFETIMES_MAX: Final = 2_000
 """The most runs of messages with one lifetime in a request. Each run has an entry of its own. To build 10,000 entries
-holds the loop for 33 ms; it must never be held for 20."""
+blocks the loop for 33 ms; it must never be blocked for 20."""
 
 
 def check(

@@ -19,7 +19,7 @@ from broker.errors import Overloaded
 from broker.topics.write import Write
 
 REFUSED_AT_ONCE: Final = 256
-"""The most queued requests that make room for one: more would hold the event loop for too long."""
+"""The most queued requests that make room for one: more would block the event loop for too long."""
 CALLERS_AT_ONCE: Final = 8
 
 

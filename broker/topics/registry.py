@@ -99,7 +99,7 @@ def record_key(topic: TopicId) -> bytes:
     return RECORD_PREFIX + topic_prefix(topic)
 
 
-def held_bytes(properties: Mapping[str, str]) -> int:
+def memory_bytes(properties: Mapping[str, str]) -> int:
     """Return about how many bytes a topic's properties take in memory."""
     return sum(len(name) + len(value) + PROPERTY_BYTES for name, value in properties.items())
 
@@ -153,12 +153,12 @@ class TopicRegistry:
     def _drop(self, topic: TopicId) -> None:
         record = self._cached.pop(topic, None)
         if record is not None:
-            self._cached_bytes -= held_bytes(record.properties)
+            self._cached_bytes -= memory_bytes(record.properties)
 
     def _remember(self, topic: TopicId, record: TopicRecord) -> None:
         self._drop(topic)
         self._cached[topic] = record
-        self._cached_bytes += held_bytes(record.properties)
+        self._cached_bytes += memory_bytes(record.properties)
         while self._cached and (
             len(self._cached) > self._cached_max or self._cached_bytes > RECORD_BYTES_MAX
         ):

@@ -53,7 +53,7 @@ from broker.topics.leaders import Leaders
 from broker.topics.sweep_rounds import SweepRounds
 
 CLAIM_DEADLINE_S = 10.0
-MARKS_AT_ONCE = 500  # More would hold the event loop for too long.
+MARKS_AT_ONCE = 500  # More would block the event loop for too long.
 Due = AsyncGenerator[tuple[LogId, Root], None]
 
 

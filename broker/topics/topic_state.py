@@ -16,7 +16,7 @@ from broker.topics.clock_comparison import ClockComparison
 from broker.topics.leader import TopicLeader
 from broker.topics.overdue import Overdue, in_time
 from broker.topics.pages import PollPage
-from broker.topics.registry import held_bytes
+from broker.topics.registry import memory_bytes
 from broker.topics.stats import Rates
 from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
@@ -97,7 +97,7 @@ class TopicState:
 
     @topic.setter
     def topic(self, topic: Topic | None) -> None:
-        self.around.record_bytes += _held(topic) - _held(self._topic)
+        self.around.record_bytes += _record_bytes(topic) - _record_bytes(self._topic)
         self._topic = topic
 
     def rates(self, generation: int) -> Rates:
@@ -259,5 +259,5 @@ def _tell(change: asyncio.Future[bool], came: bool) -> None:
         change.set_result(came)
 
 
-def _held(topic: Topic | None) -> int:
-    return 0 if topic is None else held_bytes(topic.properties)
+def _record_bytes(topic: Topic | None) -> int:
+    return 0 if topic is None else memory_bytes(topic.properties)

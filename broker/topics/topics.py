@@ -380,9 +380,8 @@ class Topics:
         """Read all messages in ``(after, through]``, by their log keys (see ``fetch.behind``); None: from the oldest.
 
         ``usage`` is the request's, and ``generation`` the one that it names. Any node may read them: the messages end
-        at ``through``, at a message of an open
-        transaction that blocks the consumer, or with an error. Every read gives the same messages, except those that
-        have expired or were rolled back.
+        at ``through``, at a message of an open transaction that blocks the consumer, or with an error. Every read gives
+        the same messages, except those that have expired or were rolled back.
 
         Raises:
             TopicNotFound, Unavailable, ClockSkew: see ``poll``.

@@ -31,7 +31,7 @@ class Callers:
             self._by_id = {each: self._by_id[each] for each in state.in_progress if self.of(each)}
         self._by_id[transaction] = caller
 
-    def held(self, state: ServiceState, caller: str) -> int:
+    def count(self, state: ServiceState, caller: str) -> int:
         """Return how many transactions and checkpoints of a caller are in progress; 0 while no caller can have many."""
         if not caller or len(state.pointers) < manager.share_of(self._settings):
             return 0

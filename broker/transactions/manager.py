@@ -82,12 +82,12 @@ def start(  # noqa: PLR0913 - All by name.
     client: str = "",
     name: str = "",
     epoch: int | None = None,
-    held: int = 0,
+    of_caller: int = 0,
 ) -> Decision[Snapshot]:
     """Begin a transaction. With a name, first make the transaction invalid that is in progress under this name.
 
     A program that sends no epoch becomes the owner of the name. Its epoch is the pointer of this transaction. It sends
-    the epoch with its later starts, which are refused once another program owns the name. ``held`` is how many
+    the epoch with its later starts, which are refused once another program owns the name. ``of_caller`` is how many
     transactions and checkpoints of this caller are in progress.
 
     Raises:
@@ -113,14 +113,14 @@ def start(  # noqa: PLR0913 - All by name.
     expires_ms = now_ms + max(int(timeout_s * 1000), 1)
     started = Started(pointer, long, now_ms, expires_ms, client)
     if not name:
-        _check_room(state, settings, held, long=long)
+        _check_room(state, settings, of_caller, long=long)
         return Decision((started,), state.snapshot(pointer, long=long))
     owner = state.names.get(name)
     _check_owner(name, owner, epoch)
     named = Named(name, pointer if epoch is None else epoch, pointer)
     former = None if owner is None else state.in_progress.get(owner.transaction)
     if former is None or (long and not former.long):
-        _check_room(state, settings, held, long=long)
+        _check_room(state, settings, of_caller, long=long)
     if former is None:
         return Decision((started, named), state.snapshot(pointer, long=long))
     ending = Invalidated((former.id,), False)
@@ -148,15 +148,15 @@ def share_of(settings: TransactionSettings) -> int:
 
 
 def _check_room(
-    state: ServiceState, settings: TransactionSettings, held: int, *, long: bool
+    state: ServiceState, settings: TransactionSettings, of_caller: int, *, long: bool
 ) -> None:
     """Raise Overloaded if there is no room.
 
     A quarter is kept for short transactions, which soon make room again, and a quarter for other callers.
     """
-    if held >= share_of(settings):
+    if of_caller >= share_of(settings):
         raise Overloaded(
-            f"{held} transactions and checkpoints of this caller are in progress. One address may have at most 3/4 of "
+            f"{of_caller} transactions and checkpoints of this caller are in progress. One address may have at most 3/4 of "
             "transactions.transactions_in_progress_max. End some of them, and try again.",
             retry_after_s=1,
         )
@@ -257,19 +257,19 @@ def checkpoint(
     now_ms: int,
     transaction: int,
     settings: TransactionSettings,
-    held: int = 0,
+    of_caller: int = 0,
 ) -> Decision[Snapshot]:
     """Give a transaction another write pointer. The answer is its snapshot with that pointer.
 
     The snapshot has the current invalid pointers. Pointers that became invalid since the transaction began were in
-    progress before, so they were not visible to it either. ``held``: see ``start``.
+    progress before, so they were not visible to it either. ``of_caller``: see ``start``.
 
     Raises:
         TransactionNotInProgress: the transaction is over.
         Overloaded: too many transactions and checkpoints are in progress.
     """
     found = _in_progress(state, transaction)
-    _check_room(state, settings, held, long=found.long)
+    _check_room(state, settings, of_caller, long=found.long)
     pointer = next_pointer(state, now_ms)
     snapshot = Snapshot(
         transaction_id=transaction,

@@ -90,7 +90,7 @@ class Transactions:
                 client=client,
                 name=name,
                 epoch=epoch,
-                held=self._callers.held(state, name_of),
+                of_caller=self._callers.count(state, name_of),
             )
             self._callers.note(state, begun.answer.transaction_id, name_of)
             return begun
@@ -149,8 +149,8 @@ class Transactions:
         """Give a transaction another write pointer. Raises TransactionNotInProgress."""
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
-            held = self._callers.held(state, self._callers.of(transaction_id))
-            return manager.checkpoint(state, now_ms, transaction_id, self.settings, held)
+            of_caller = self._callers.count(state, self._callers.of(transaction_id))
+            return manager.checkpoint(state, now_ms, transaction_id, self.settings, of_caller)
 
         return await self._execute("", decide, deadline)
 

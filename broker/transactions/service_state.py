@@ -328,7 +328,7 @@ def size_of(changes: Iterable[bytes]) -> int:
 
 
 def emptied(state: ServiceState) -> Iterator[None]:
-    """Free a state that is not used any more. Each step frees little: all at once would hold the event loop."""
+    """Free a state that is not used any more. Each step frees little: all at once would block the event loop."""
     while state.committed:
         state.committed.popleft()
         yield

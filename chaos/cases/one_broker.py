@@ -220,7 +220,7 @@ async def stuck(scene: Scene) -> None:
             await process.publish(topic, process.labels(1), pointer=alive)
             model.commit(_now_ms(), alive)
         async with scene.process("consumer") as process:
-            held = await process.poll(topic, snapshot=model.look(_now_ms()))
+            found = await process.poll(topic, snapshot=model.look(_now_ms()))
 
             async def shown() -> int | None:
                 seen = await process.poll(topic, snapshot=model.look(_now_ms()))
@@ -229,8 +229,8 @@ async def stuck(scene: Scene) -> None:
             freed = await scene.until(shown, "the topic is stuck")
         scene.fault(
             "a transaction in progress held consumers back",
-            happened=held == [] and dead in model.invalid,
-            shown_at_first=len(held),
+            happened=found == [] and dead in model.invalid,
+            shown_at_first=len(found),
             shown_after_its_time_out=freed,
         )
         if freed != 1:

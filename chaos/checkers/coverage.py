@@ -133,7 +133,7 @@ class Coverage(Checker):
             return
         if self._was_old_news(read, tried):
             return
-        if log.covered[kind].hold(row.id):
+        if log.covered[kind].cover(row.id):
             detail = spot(row.id, payload=row.payload, shown_to=call.process, not_earlier=True)
             self.found.add("changed_read", detail, call.ended)
         if row.id <= self._farthest.get(life, ""):

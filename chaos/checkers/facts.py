@@ -107,7 +107,7 @@ class Intervals:
             low, high = min(low, self._lows[first]), max(high, self._highs[last - 1])
         self._lows[first:last], self._highs[first:last] = [low], [high]
 
-    def hold(self, identifier: str) -> bool:
+    def cover(self, identifier: str) -> bool:
         """True if an id lies in one of the ranges."""
         place = bisect_left(self._highs, identifier)
         return place < len(self._highs) and self._lows[place] < identifier

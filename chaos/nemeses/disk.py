@@ -27,7 +27,7 @@ from chaos.synced import scrambled
 from chaos.target import Ability, Target, Unable
 
 CHUNK_BYTES: Final = 1 << 20
-HELD_S: Final = (2.0, 6.0)
+RUN_S: Final = (2.0, 6.0)
 TABLES: Final = (".log", ".ldb")
 
 
@@ -164,7 +164,7 @@ class FlippedBit(Repeated):
         await asyncio.to_thread(shutil.copytree, broker.data, kept)
         flipped.flip()
         try:
-            started = await self._hold(broker, chance)
+            started = await self._run(broker, chance)
             await broker.kill(NODE)
             # A broker that refused to start wrote no message, so the copy is complete.
             if not started:
@@ -177,11 +177,11 @@ class FlippedBit(Repeated):
         await broker.start(NODE)
         return {"file": path.name, "offset": flipped.offset, "noticed_at_start": not started}
 
-    async def _hold(self, broker: Standalone, chance: random.Random) -> bool:
+    async def _run(self, broker: Standalone, chance: random.Random) -> bool:
         """Start the broker with the wrong bit; return True if it starts."""
         try:
             await broker.start(NODE)
         except ServerFailed:
             return False
-        await self.rest(chance.uniform(*HELD_S))
+        await self.rest(chance.uniform(*RUN_S))
         return True

@@ -29,7 +29,7 @@ SET: Final = 0.3
 REGISTERS_MIN: Final = 2
 
 
-class Held(NamedTuple):
+class Register(NamedTuple):
     """The content of a register: its value, and the number of its versions."""
 
     value: str | None = None
@@ -66,7 +66,7 @@ class MetadataWorkload:
 
     async def _compete(self, stage: WorkloadStage, number: int, stop: asyncio.Event) -> None:
         chance = stage.chance
-        known = dict.fromkeys(self.registers, Held())
+        known = dict.fromkeys(self.registers, Register())
         node = chance.choice([None, *stage.nodes])
         async with ClientProcess(stage, f"client-{number}", node=node) as process:
             while not stop.is_set():
@@ -79,32 +79,32 @@ class MetadataWorkload:
                 await process.pause(2 * stage.scale.pause_s)
 
 
-async def _set(process: ClientProcess, register: str, held: Held) -> Held:
+async def _set(process: ClientProcess, register: str, known: Register) -> Register:
     """Set a new value if the register still has the content seen last. Raises BrokerError."""
     (value,) = process.labels(1)
-    asked: Value = {"key": register, "expected": held.value, "value": value}
+    asked: Value = {"key": register, "expected": known.value, "value": value}
     with process.asking("cas", None, asked) as ending:
-        await process.client.create_topic(_version(register, held.versions), {OWNER: value})
-        ending.ok({"version": held.versions + 1})
-    return Held(value, held.versions + 1)
+        await process.client.create_topic(_version(register, known.versions), {OWNER: value})
+        ending.ok({"version": known.versions + 1})
+    return Register(value, known.versions + 1)
 
 
-async def _get(process: ClientProcess, register: str, held: Held) -> Held:
+async def _get(process: ClientProcess, register: str, known: Register) -> Register:
     """Return the content of a register; begin at the content seen last. Raises BrokerError."""
     with process.asking("get", None, {"key": register}) as ending:
-        held = await _found(process, register, held)
-        ending.ok({"value": held.value, "version": held.versions})
-    return held
+        known = await _found(process, register, known)
+        ending.ok({"value": known.value, "version": known.versions})
+    return known
 
 
-async def _found(process: ClientProcess, register: str, held: Held) -> Held:
+async def _found(process: ClientProcess, register: str, known: Register) -> Register:
     """Follow a register's versions to the last one. Raises BrokerError."""
     while True:
         try:
-            info = await process.client.topic(_version(register, held.versions))
+            info = await process.client.topic(_version(register, known.versions))
         except TopicNotFound:
-            return held
-        held = Held(info.properties[OWNER], held.versions + 1)
+            return known
+        known = Register(info.properties[OWNER], known.versions + 1)
 
 
 def _version(register: str, number: int) -> TopicId:
@@ -116,5 +116,5 @@ async def _finally(process: ClientProcess, register: str) -> None:
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
     with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
-        held = await until_answered(stage, deadline, lambda: _found(process, register, Held()))
-        ending.ok({"value": held.value, "version": held.versions})
+        known = await until_answered(stage, deadline, lambda: _found(process, register, Register()))
+        ending.ok({"value": known.value, "version": known.versions})

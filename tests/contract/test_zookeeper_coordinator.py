@@ -127,7 +127,7 @@ async def test_a_node_notices_a_frozen_server_and_reconnects_to_it(server: ZooKe
     harness = ZooKeeperHarness(server)
     node = await harness.node()
     member = await node.join(info(1))
-    lease = await node.hold("slot/1", harness.monotonic() + PATIENCE_S)
+    lease = await node.acquire("slot/1", harness.monotonic() + PATIENCE_S)
     server.suspend()
     try:
         await reaches(node, Contact.SUSPENDED)
@@ -152,8 +152,8 @@ async def test_hundreds_of_locks_at_once(server: ZooKeeperServer) -> None:
     first, second = await harness.node(), await harness.node()
     deadline = harness.monotonic() + PATIENCE_S
     slots = [f"slot/{number}" for number in range(300)]
-    leases = await asyncio.gather(*(first.hold(slot, deadline) for slot in slots))
-    waiting = [asyncio.create_task(second.hold(slot, deadline)) for slot in slots]
+    leases = await asyncio.gather(*(first.acquire(slot, deadline) for slot in slots))
+    waiting = [asyncio.create_task(second.acquire(slot, deadline)) for slot in slots]
     await harness.expire(first)
     assert all(lease.valid for lease in await asyncio.gather(*waiting))
     for lease in leases:
@@ -166,11 +166,11 @@ async def test_a_lease_is_invalid_after_its_lock_was_deleted(
 ) -> None:
     harness = ZooKeeperHarness(server)
     node = await harness.node()
-    lease = await node.hold("slot/1", harness.monotonic() + PATIENCE_S)
+    lease = await node.acquire("slot/1", harness.monotonic() + PATIENCE_S)
     await asyncio.to_thread(operator.delete, f"{harness.root}/locks/slot/1", recursive=True)
     assert not await lease.verify()
     assert not lease.valid
-    assert await (await node.hold("slot/1", harness.monotonic() + PATIENCE_S)).verify()
+    assert await (await node.acquire("slot/1", harness.monotonic() + PATIENCE_S)).verify()
     await harness.close()
 
 
@@ -275,7 +275,7 @@ async def test_the_loss_of_the_ensembles_leader_ends_no_session() -> None:
         ]
         members = [await node.join(info(number)) for number, node in enumerate(nodes)]
         leases = [
-            await node.hold(f"slot/{number}", clock.monotonic() + PATIENCE_S)
+            await node.acquire(f"slot/{number}", clock.monotonic() + PATIENCE_S)
             for number, node in enumerate(nodes)
         ]
         sessions = [member.session for member in members]
@@ -290,7 +290,7 @@ async def test_the_loss_of_the_ensembles_leader_ends_no_session() -> None:
             assert await lease.verify()
             assert lease.session == sessions[number]
         assert set(await nodes[0].nodes()) == {0, 1, 2}
-        waiter = asyncio.create_task(nodes[1].hold("slot/0", clock.monotonic() + PATIENCE_S))
+        waiter = asyncio.create_task(nodes[1].acquire("slot/0", clock.monotonic() + PATIENCE_S))
         await leases[0].release()
         assert (await within(PATIENCE_S, waiter, lambda: "not handed over")).valid
         await asyncio.gather(*(node.close() for node in nodes))
@@ -303,7 +303,7 @@ async def test_twenty_seconds_without_a_quorum_end_no_session() -> None:
         node = await zookeeper.connect(
             ensemble.hosts, root="/broker", session_timeout_ms=SESSION_MS, clock=clock
         )
-        lease = await node.hold("slot/1", clock.monotonic() + PATIENCE_S)
+        lease = await node.acquire("slot/1", clock.monotonic() + PATIENCE_S)
         lost = ensemble.members[:2]
         await asyncio.gather(*(asyncio.to_thread(server.kill) for server in lost))
         await reaches(node, Contact.SUSPENDED)

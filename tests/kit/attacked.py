@@ -4,7 +4,7 @@ An attack is anything that a client sends. A broker withstands an attack if, dur
 
     publishes of the neighbour    all are answered with 200, and can be read afterwards;
                                   99 of 100 take at most 3 x as long as without the attack
-    event loop                    never held for longer than LOOP_HELD_S_MAX
+    event loop                    never blocked for longer than LOOP_BLOCKED_S_MAX
     memory, lines of the log      stay below a bound that the test gives
     process                       lives, and logs no traceback
 
@@ -48,7 +48,7 @@ WARM_UP: Final = 50
 SLOWER_MAX: Final = 3.0
 ALONE_S_MIN: Final = 0.002
 OTHERS_CORES_MAX: Final = 0.25
-LOOP_HELD_S_MAX: Final = 0.02
+LOOP_BLOCKED_S_MAX: Final = 0.02
 HOPELESS_S: Final = 0.2
 """A longer hold of the loop has a cause in the broker, however busy the machine is."""
 WAIT_S: Final = 60.0
@@ -56,7 +56,7 @@ AVRO: Final = "Content-Type: avro/binary"
 JSON: Final = "Content-Type: application/json"
 GZIP: Final = "Content-Encoding: gzip"
 
-_HELD = re.compile(r'broker_loop_held_seconds_bucket\{le="([^"]+)".*\} ([0-9.e+]+)')
+_BLOCKED = re.compile(r'broker_loop_held_seconds_bucket\{le="([^"]+)".*\} ([0-9.e+]+)')
 
 Attack = Callable[[], Awaitable[object]]
 
@@ -85,13 +85,13 @@ async def answer(raw: RawHttp) -> Answered | None:
 
 
 class Round(NamedTuple):
-    """Latencies without and with the attack, in seconds; the broker's own monitor measures ``held_s``."""
+    """Latencies without and with the attack, in seconds; the broker's own monitor measures ``blocked_s``."""
 
     alone_p99_s: float
     p99_s: float
     longest_s: float
     publishes: int
-    held_s: float
+    blocked_s: float
     others_cores: float = 0.0
     """Processors used by programs outside this test."""
 
@@ -106,7 +106,7 @@ class Round(NamedTuple):
         return (
             f"p99 {self.p99_s * 1000:.1f} ms ({self.slower:.1f} x {self.alone_p99_s * 1000:.1f} ms), "
             f"longest {self.longest_s * 1000:.0f} ms of {self.publishes}, "
-            f"loop held {self.held_s * 1000:.0f} ms, others had {self.others_cores:.1f} processors"
+            f"loop held {self.blocked_s * 1000:.0f} ms, others had {self.others_cores:.1f} processors"
         )
 
 
@@ -229,11 +229,11 @@ class Attacked:
         peak_bytes_max: int,
         prepare: Attack | None = None,
         log_lines_max: int = 30,
-        held_s_max: float = LOOP_HELD_S_MAX,
+        blocked_s_max: float = LOOP_BLOCKED_S_MAX,
     ) -> Withstood:
         """Repeat an attack beside the neighbour until the neighbour has made PUBLISHES_MIN publishes.
 
-        ``prepare`` runs before each round and is not measured. ``held_s_max`` is larger for attacks with many
+        ``prepare`` runs before each round and is not measured. ``blocked_s_max`` is larger for attacks with many
         connections: one turn of the loop does a short piece of work for each, and the sum counts.
 
         Raises:
@@ -246,7 +246,7 @@ class Attacked:
 
         def passes(measured: Round) -> bool:
             is_as_fast = measured.slower <= SLOWER_MAX or measured.others_cores > OTHERS_CORES_MAX
-            return is_as_fast and measured.held_s <= held_s_max
+            return is_as_fast and measured.blocked_s <= blocked_s_max
 
         while _goes_on(rounds, passes):
             if prepare is not None:
@@ -287,16 +287,16 @@ class Attacked:
         """Return the process's peak memory since ``_forget_peak``, or since its start."""
         return memory_bytes(self.process.pid, "VmHWM")
 
-    async def held_s(self) -> dict[float, int]:
+    async def blocked_s(self) -> dict[float, int]:
         """Return the histogram of the loop's holds since the start: for each bound in seconds, their number."""
         reply = await self.ask("GET", "/metrics")
-        return {float(le): int(float(n)) for le, n in _HELD.findall(reply.body.decode())}
+        return {float(le): int(float(n)) for le, n in _BLOCKED.findall(reply.body.decode())}
 
     async def _wait(self) -> None:
         await self.neighbour.more(PUBLISHES_MIN)
 
     async def _measured(self, attack: Attack) -> Round:
-        before = await self.held_s()
+        before = await self.blocked_s()
         known = len(self.neighbour.published)
         others = others_processor_s(self._own)
         began = time.monotonic()
@@ -307,10 +307,10 @@ class Attacked:
                 break
         others_cores = (others_processor_s(self._own) - others) / (ended - began)
         await self.neighbour.until(ended)
-        held = longest_hold_s(before, await self.held_s())
+        blocked = longest_block_s(before, await self.blocked_s())
         publishes = self.neighbour.between(began, ended)
         times = [each.took_s for each in publishes]
-        return Round(0.0, p99(times), max(times), len(times), held, others_cores)
+        return Round(0.0, p99(times), max(times), len(times), blocked, others_cores)
 
     def _forget_peak(self) -> None:
         """Reset the kernel's count of the process's peak memory."""
@@ -349,7 +349,7 @@ def memory_bytes(pid: int, name: str) -> int:
     raise AssertionError(f"no {name} of process {pid}")
 
 
-def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:
+def longest_block_s(before: dict[float, int], after: dict[float, int]) -> float:
     """Return the upper bound of the longest hold between two reads of the histogram, in seconds."""
     bounds = sorted(after)
     more = [after[bound] - before.get(bound, 0) for bound in bounds]
@@ -360,4 +360,4 @@ def _goes_on(rounds: Sequence[Round], passes: Callable[[Round], bool]) -> bool:
     """Return whether another round can still change the verdict."""
     if len(rounds) >= ROUNDS_MAX or any(map(passes, rounds)):
         return False
-    return not any(each.held_s > HOPELESS_S for each in rounds)
+    return not any(each.blocked_s > HOPELESS_S for each in rounds)

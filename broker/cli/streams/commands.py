@@ -150,9 +150,9 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
     """
     files = _files(directory, control)
     # The lock comes before the status: the process writes its last status before it frees the lock.
-    is_held = files.is_held
+    is_running = files.is_locked
     found = files.read_status()
-    found["state"] = files.state_of(found, is_held=is_held)
+    found["state"] = files.state_of(found, is_running=is_running)
     if as_json:
         write_json(found)
     else:
@@ -185,14 +185,14 @@ def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) 
     broker streams stop counting.state --timeout 5 --json
     """
     files = _files(directory, control)
-    if not files.is_held:
+    if not files.is_locked:
         found = files.read_status()
-        state = files.state_of(found, is_held=False)
+        state = files.state_of(found, is_running=False)
         raise TaskFailed(f"no process runs the job {found['job']}: its state is {state}.")
     files.ask_to_stop()
     _wait(files, timeout_s, as_json=as_json)
     found = files.read_status()
-    state = files.state_of(found, is_held=False)
+    state = files.state_of(found, is_running=False)
     if state in {"died", "gone"}:
         raise TaskFailed(status_text.head({**found, "state": state}, SystemClock().now_ms()))
     if as_json:
@@ -217,7 +217,7 @@ def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
     is_shown = sys.stderr.isatty() and not as_json
     shown = Console(stderr=True).status("stopping …") if is_shown else nullcontext()
     with shown:
-        while files.is_held:
+        while files.is_locked:
             if time.monotonic() >= ends_s:
                 raise NotNow(
                     Unavailable(

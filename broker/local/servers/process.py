@@ -61,13 +61,13 @@ def free_ports(count: int) -> tuple[int, ...]:
 
     A port comes again only after half of all ports were given out.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
             port = _DRAW.choice(_PORTS)
             if port in _given_ports:
                 continue
-            probe = held.enter_context(socket.socket())
+            probe = stack.enter_context(socket.socket())
             with suppress(OSError):
                 probe.bind((HOST, port))
                 ports.append(port)

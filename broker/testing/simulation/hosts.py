@@ -33,7 +33,7 @@ TURNS_AT_ONCE_MAX = 2_000_000
 
 
 class SimulatedProcess:
-    """One process of a node. The loop can hold its steps back.
+    """One process of a node. The loop can defer its steps.
 
     Attributes:
         name: its name in reports.
@@ -49,7 +49,7 @@ class SimulatedProcess:
         """The tasks of the process: a dict is a set that keeps its order.
 
         It keeps the tasks of a dead process from garbage collection, which would run their ``finally`` blocks."""
-        self._held: deque[asyncio.Handle] | None = None
+        self._deferred: deque[asyncio.Handle] | None = None
         self.context = copy_context()
         self.context.run(RUNNING.set, self)
         loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ class SimulatedProcess:
     @property
     def is_paused(self) -> bool:
         """Return whether it is paused."""
-        return self._held is not None
+        return self._deferred is not None
 
     def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Start a task that belongs to this process."""
@@ -67,35 +67,35 @@ class SimulatedProcess:
         return context.run(asyncio.get_running_loop().create_task, work)
 
     def pause(self) -> None:
-        """Hold back all further steps."""
-        if self._held is None:
-            self._held = deque()
+        """Defer all further steps."""
+        if self._deferred is None:
+            self._deferred = deque()
 
     def resume(self) -> None:
-        """Go on, first with the steps that were held back."""
-        held, self._held = self._held, None
+        """Go on, first with the deferred steps."""
+        deferred, self._deferred = self._deferred, None
         loop = asyncio.get_running_loop()
         assert isinstance(loop, HostLoop)
-        loop.go_on(held or ())
+        loop.go_on(deferred or ())
 
     def die(self) -> None:
         """Drop all further steps."""
         self.is_dead = True
-        self._held = None
+        self._deferred = None
 
-    def hold(self, handle: asyncio.Handle) -> bool:
+    def defer(self, handle: asyncio.Handle) -> bool:
         """Keep or drop a step that must not run now, and return True; return False if it may run."""
         if self.is_dead:
             return True
-        if self._held is None:
+        if self._deferred is None:
             return False
-        self._held.append(handle)
+        self._deferred.append(handle)
         return True
 
     def bury(self) -> None:
         """Let the remaining tasks run again, so that they can be cancelled at the end of the simulation."""
         self.is_dead = False
-        self._held = None
+        self._deferred = None
 
 
 RUNNING: ContextVar[SimulatedProcess | None] = ContextVar("RUNNING", default=None)
@@ -140,7 +140,7 @@ class HostLoop(VirtualLoop):
         return task
 
     def go_on(self, handles: deque[asyncio.Handle] | tuple[()]) -> None:
-        """Schedule steps that were held back, before all others."""
+        """Schedule deferred steps, before all others."""
         self._ready.extendleft(reversed(handles))
 
     def _run_once(self) -> None:
@@ -158,7 +158,7 @@ class HostLoop(VirtualLoop):
                 continue
             context: Context = handle._context  # type: ignore[attr-defined]  # noqa: SLF001
             process = context.get(RUNNING)
-            if process is None or not process.hold(handle):
+            if process is None or not process.defer(handle):
                 self.steps += 1
                 handle._run()  # noqa: SLF001
 

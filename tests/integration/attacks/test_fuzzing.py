@@ -75,9 +75,9 @@ async def test_requests_that_are_almost_right(
     broker: Attacked, drawn_seed: int, requests: int
 ) -> None:
     lines_before = lines_of_refusals(broker)
-    before = await broker.held_s()
+    before = await broker.blocked_s()
     found = await fuzzed(broker, requests, drawn_seed)
-    after = await broker.held_s()
+    after = await broker.blocked_s()
     assert found["problems"] == []
     await broker.is_well()
     assert lines_of_refusals(broker) - lines_before <= LOG_LINES_MAX

@@ -69,7 +69,7 @@ async def test_unfinished_heads_of_a_size_that_may_be(broker: Attacked) -> None:
             await newcomers(broker)
             await broker.neighbour.more(PUBLISHES_MIN)
 
-    await broker.withstands(attack, peak_bytes_max=256 * sent.MIB, held_s_max=0.05)
+    await broker.withstands(attack, peak_bytes_max=256 * sent.MIB, blocked_s_max=0.05)
 
 
 async def test_large_heads_and_then_silence(broker: Attacked) -> None:

@@ -71,4 +71,4 @@ async def test_figures_of_very_many_payload_logs(broker: Attacked, topic: str, c
     async def attack() -> None:
         assert (await broker.ask("GET", topic_path(topic, "stats"))).status == 200
 
-    await broker.withstands(attack, peak_bytes_max=384 * sent.MIB, held_s_max=COLLECTED_S_MAX)
+    await broker.withstands(attack, peak_bytes_max=384 * sent.MIB, blocked_s_max=COLLECTED_S_MAX)

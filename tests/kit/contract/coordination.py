@@ -119,7 +119,7 @@ async def listening(node: Coordinator, hint: str) -> CallRecorder:
 
 async def in_line(node: Coordinator, resource: str, deadline: float) -> asyncio.Task[Lease]:
     """Let a node wait for a held lock, and return once it is queued."""
-    waiter = asyncio.create_task(node.hold(resource, deadline))
+    waiter = asyncio.create_task(node.acquire(resource, deadline))
     # The servers answer a node's requests in order. After two later answers, the node is queued.
     for _ in range(2):
         await node.nodes()

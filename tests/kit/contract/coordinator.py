@@ -163,7 +163,7 @@ class LockContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         assert lease.valid
         assert lease.resource == self.SLOT
         assert lease.session
@@ -180,17 +180,17 @@ class LockContract(_Contract):
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
         names = ["slot/1", "slot/10", "pin/ns:a-topic", "transactions", "rowlog/orders"]
-        leases = [await node.hold(name, deadline) for node in nodes[:1] for name in names]
-        leases += [await nodes[1].hold("pin/ns:other", deadline)]
+        leases = [await node.acquire(name, deadline) for node in nodes[:1] for name in names]
+        leases += [await nodes[1].acquire("pin/ns:other", deadline)]
         assert [await lease.verify() for lease in leases] == [True] * 6
 
     async def test_a_waiter_that_gave_up_does_not_block_the_queue(
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         with pytest.raises(NoLeader, match="slot/17"):
-            await nodes[1].hold(self.SLOT, harness.monotonic() + 0.05)
+            await nodes[1].acquire(self.SLOT, harness.monotonic() + 0.05)
         cancelled = await in_line(nodes[1], self.SLOT, deadline)
         last = await in_line(nodes[2], self.SLOT, deadline)
         cancelled.cancel()
@@ -201,11 +201,11 @@ class LockContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         assert await lease.verify()
         await lease.release()
         assert not await lease.verify()
-        again = await nodes[0].hold(self.SLOT, deadline)
+        again = await nodes[0].acquire(self.SLOT, deadline)
         assert again is not lease
         assert is_over(lease)
         assert not await lease.verify()
@@ -215,7 +215,7 @@ class LockContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         waiter = await in_line(nodes[1], self.SLOT, deadline)
         await harness.expire(nodes[0])
         assert (await within(PATIENCE_S, waiter, lambda: "the lock was not freed")).valid
@@ -223,7 +223,7 @@ class LockContract(_Contract):
         await reaches(nodes[0], Contact.CONNECTED)
         assert not await lease.verify()
         await waiter.result().release()
-        again = await nodes[0].hold(self.SLOT, deadline)
+        again = await nodes[0].acquire(self.SLOT, deadline)
         assert again.session != lease.session
         assert await again.verify()
 
@@ -231,7 +231,7 @@ class LockContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         waiter = await in_line(nodes[1], self.SLOT, deadline)
         await harness.expire(nodes[1])
         await reaches(nodes[1], Contact.CONNECTED)
@@ -242,7 +242,7 @@ class LockContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        await nodes[0].hold(self.SLOT, deadline)
+        await nodes[0].acquire(self.SLOT, deadline)
         waiter = await in_line(nodes[1], self.SLOT, deadline)
         await harness.crash(nodes[0])
         assert (await within(PATIENCE_S, waiter, lambda: "the lock was not freed")).valid
@@ -251,7 +251,7 @@ class LockContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         waiter = await in_line(nodes[1], self.SLOT, deadline)
         await nodes[0].close()
         assert lease.lost.done()
@@ -267,7 +267,7 @@ class FaultContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         member = await nodes[0].join(info(1))
-        lease = await nodes[0].hold(self.SLOT, harness.monotonic() + PATIENCE_S)
+        lease = await nodes[0].acquire(self.SLOT, harness.monotonic() + PATIENCE_S)
         session = member.session
         await harness.outage()
         for node in nodes:
@@ -281,7 +281,7 @@ class FaultContract(_Contract):
         with pytest.raises(Unavailable):
             await lease.verify()
         with pytest.raises(NoLeader):
-            await nodes[1].hold("slot/18", harness.monotonic() + 0.05)
+            await nodes[1].acquire("slot/18", harness.monotonic() + 0.05)
         await harness.recover()
         for node in nodes:
             await reaches(node, Contact.CONNECTED)
@@ -293,7 +293,7 @@ class FaultContract(_Contract):
         self, harness: CoordinatorHarness, nodes: list[Coordinator]
     ) -> None:
         deadline = harness.monotonic() + PATIENCE_S
-        lease = await nodes[0].hold(self.SLOT, deadline)
+        lease = await nodes[0].acquire(self.SLOT, deadline)
         waiter = await in_line(nodes[1], self.SLOT, deadline)
         member = await nodes[0].join(info(1))
         await harness.outage()
@@ -312,7 +312,7 @@ class FaultContract(_Contract):
     ) -> None:
         first = await nodes[0].join(info(1))
         second = await nodes[1].join(info(2))
-        lease = await nodes[0].hold(self.SLOT, harness.monotonic() + PATIENCE_S)
+        lease = await nodes[0].acquire(self.SLOT, harness.monotonic() + PATIENCE_S)
         recorder = await listening(nodes[1], "placement")
         await harness.wipe()
         await ended(lease)
@@ -321,7 +321,7 @@ class FaultContract(_Contract):
         witness = await nodes[2].join(info(3))
         for member in (witness, first, second):
             await sees(member, 1, 2, 3)
-        again = await nodes[0].hold(self.SLOT, harness.monotonic() + PATIENCE_S)
+        again = await nodes[0].acquire(self.SLOT, harness.monotonic() + PATIENCE_S)
         assert await again.verify()
         assert not await lease.verify()
         count = recorder.count

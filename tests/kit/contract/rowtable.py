@@ -330,10 +330,10 @@ class RowLocksContract:
         clock = LaterClock()
         columns = Columns(b"rowlog", 4)
         locks = RowLocks(rows, Rows(rows, table, columns), clock)
-        first = locks.held(row, SETTINGS)
+        first = locks.locked(row, SETTINGS)
         await first.__aenter__()
         clock.later_s += LOCK_MS / 1000 + 1
-        async with locks.held(row, SETTINGS) as permit:
+        async with locks.locked(row, SETTINGS) as permit:
             await first.__aexit__(None, None, None)
             found = await rows.get(table, [row], [columns.lock])
             assert found == {row: {columns.lock: permit.guard.expected}}
@@ -346,7 +346,7 @@ class RowLocksContract:
         most = []
 
         async def hold(number: int) -> None:
-            async with locks.held(row, SETTINGS):
+            async with locks.locked(row, SETTINGS):
                 holding.append(number)
                 await rows.get(table, [row], [A])
                 most.append(len(holding))

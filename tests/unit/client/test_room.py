@@ -96,7 +96,7 @@ async def test_a_call_that_is_cancelled_with_its_room_gives_it_back():
     assert room.take(1, 1)
 
     async def hold():
-        async with room.held(1, 1, loop.time() + 9):
+        async with room.reserved(1, 1, loop.time() + 9):
             raise AssertionError("it was cancelled before")
 
     (waiting,) = spawn([hold()])

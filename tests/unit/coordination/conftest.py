@@ -26,10 +26,10 @@ def record_verifications(
 
     def record(session: TreeCoordinator) -> list[str]:
         verified: list[str] = []
-        hold = session.hold
+        acquire = session.acquire
 
         async def recorded(resource: str, deadline: float) -> Lease:
-            lease = await hold(resource, deadline)
+            lease = await acquire(resource, deadline)
             verify = lease.verify
 
             async def noted() -> bool:
@@ -39,7 +39,7 @@ def record_verifications(
             monkeypatch.setattr(lease, "verify", noted)
             return lease
 
-        monkeypatch.setattr(session, "hold", recorded)
+        monkeypatch.setattr(session, "acquire", recorded)
         return verified
 
     return record

@@ -35,7 +35,7 @@ class Name(str):
     __slots__ = ("__weakref__",)
 
 
-class Holder:
+class Leaders:
     """Leads the topics that a test sets. It hands them over while ``may`` is set."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Node:
         self.me = NodeInfo(instance, f"life-{instance}", f"http://{instance}", "1.0", 1)
         self.world = world
         self.session = world.coordination.session()
-        self.holder = Holder()
+        self.leaders = Leaders()
         self.change_members: Callable[[], None]
         """Tells the tenure that the members have changed."""
 
@@ -87,7 +87,7 @@ class Node:
             random.Random(self.me.instance),
         )
         await self.tenure.start()
-        self.tenure.serve(self.holder)
+        self.tenure.serve(self.leaders)
 
     def deadline(self, seconds: float = 30.0) -> float:
         return self.world.clock.monotonic() + seconds
@@ -95,7 +95,7 @@ class Node:
     async def claim(self, topic: TopicId, seconds: float = 30.0) -> LogHold:
         await self.tenure.permit(topic, self.deadline(seconds))
         hold = await self.world.logs.claim(LogId(topic, 1), self.me.incarnation)
-        self.holder.led[topic] = hold
+        self.leaders.led[topic] = hold
         return hold
 
     def here(self) -> list[TopicId]:
@@ -157,20 +157,20 @@ async def test_a_lease_is_released_after_its_topics_were_handed_over() -> None:
     (one,) = await world.nodes(1)
     for topic in TOPICS:
         await one.claim(topic)
-    one.holder.may.clear()
+    one.leaders.may.clear()
     two = Node(world, 1)
     await two.start()
     await pass_time(0.1)
     moving = set(two.here())
-    assert set().union(*one.holder.asked) == moving
+    assert set().union(*one.leaders.asked) == moving
     claims = [asyncio.ensure_future(two.claim(topic)) for topic in moving]
     await pass_time(0.5)
     assert not any(claim.done() for claim in claims), "the lease is still held"
     for topic in moving:
-        assert await one.holder.led[topic].hand_off()
-    one.holder.may.set()
+        assert await one.leaders.led[topic].hand_off()
+    one.leaders.may.set()
     await asyncio.gather(*claims)
-    assert set(one.holder.led) == set(TOPICS) - moving
+    assert set(one.leaders.led) == set(TOPICS) - moving
     for topic in moving:
         held = await world.head(topic)
         assert held is not None
@@ -182,13 +182,13 @@ async def test_a_lease_is_kept_if_its_slot_comes_back_during_the_handover() -> N
     one, two = await world.nodes(2)
     topic = one.here()[0]
     await one.claim(topic)
-    one.holder.may.clear()
+    one.leaders.may.clear()
     await placement.drain(world.records, 0)
     await world.hint(two)
-    assert one.holder.asked == [{topic}]
+    assert one.leaders.asked == [{topic}]
     await placement.undrain(world.records, 0)
     await world.hint(two)
-    one.holder.may.set()
+    one.leaders.may.set()
     await pass_time(0.1)
     assert one.tenure.slots_led == 1
 
@@ -200,16 +200,16 @@ async def test_a_topic_that_is_claimed_during_a_handover_is_handed_over_later() 
     names = (TopicId("ns", f"n{number}") for number in range(100_000))
     second = next(topic for topic in names if slot_of(topic) == slot_of(first))
     await one.claim(first)
-    one.holder.may.clear()
+    one.leaders.may.clear()
     for change in (placement.drain, placement.undrain, placement.drain):
-        if change is placement.drain and one.holder.asked:
+        if change is placement.drain and one.leaders.asked:
             await one.claim(second)
         await change(world.records, 0)
         await world.hint(two)
-    one.holder.may.set()
+    one.leaders.may.set()
     await pass_time(0.1)
-    assert one.holder.asked == [{first}, {second}]
-    assert not one.holder.led
+    assert one.leaders.asked == [{first}, {second}]
+    assert not one.leaders.led
 
 
 async def test_a_topic_that_is_claimed_just_before_a_handover_is_handed_over_later(
@@ -222,32 +222,32 @@ async def test_a_topic_that_is_claimed_just_before_a_handover_is_handed_over_lat
     names = (TopicId("ns", f"n{number}") for number in range(100_000))
     second = next(topic for topic in names if slot_of(topic) == slot_of(first))
     await one.claim(first)
-    (hold,) = one.holder.led.values()
-    one.holder.may.clear()
+    (hold,) = one.leaders.led.values()
+    one.leaders.may.clear()
 
     def claim_second() -> None:
-        one.holder.led[second] = hold
+        one.leaders.led[second] = hold
         one.change_members()
 
     def list_and_claim() -> Collection[TopicId]:
-        if not one.tenure.place(first).here and second not in one.holder.led:
+        if not one.tenure.place(first).here and second not in one.leaders.led:
             asyncio.get_running_loop().call_soon(claim_second)
-        return list(one.holder.led)
+        return list(one.leaders.led)
 
-    monkeypatch.setattr(one.holder, "topics_led", list_and_claim)
+    monkeypatch.setattr(one.leaders, "topics_led", list_and_claim)
     await placement.drain(world.records, 0)
     await world.hint(two)
-    one.holder.may.set()
+    one.leaders.may.set()
     await pass_time(0.1)
-    assert one.holder.asked == [{first}, {second}]
-    assert not one.holder.led
+    assert one.leaders.asked == [{first}, {second}]
+    assert not one.leaders.led
 
 
 async def test_a_wait_for_a_lease_ends_when_another_node_should_lead() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
-    lease = await two.session.hold(one.tenure.assignment.resource_of(topic), two.deadline())
+    lease = await two.session.acquire(one.tenure.assignment.resource_of(topic), two.deadline())
     waiting = asyncio.ensure_future(one.claim(topic))
     await pass_time(1)
     assert not waiting.done()
@@ -264,7 +264,7 @@ async def test_a_wait_for_a_lease_ends_at_its_deadline() -> None:
     world = World()
     one, two = await world.nodes(2)
     topic = one.here()[0]
-    await two.session.hold(one.tenure.assignment.resource_of(topic), two.deadline())
+    await two.session.acquire(one.tenure.assignment.resource_of(topic), two.deadline())
     began = world.clock.monotonic()
     with pytest.raises(NoLeader):
         await one.claim(topic, 3)
@@ -277,7 +277,7 @@ async def test_a_claim_waits_for_a_live_leader_that_has_another_lock(lives: bool
     one, two = await world.nodes(2)
     topic = one.here()[0]
     hold = await one.claim(topic)
-    one.holder.led.clear()
+    one.leaders.led.clear()
     await placement.pin(world.records, topic, 1)
     await world.hint(two)
     if not lives:
@@ -301,7 +301,7 @@ async def test_the_wait_for_a_leader_that_does_not_hand_over_is_bounded() -> Non
     one, two = await world.nodes(2)
     topic = one.here()[0]
     await one.claim(topic)
-    one.holder.led.clear()
+    one.leaders.led.clear()
     await placement.pin(world.records, topic, 1)
     await world.hint(two)
     began = world.clock.monotonic()
@@ -464,7 +464,7 @@ async def test_a_leaving_node_hands_over_all_topics_and_claims_no_more() -> None
         await one.claim(topic)
     await one.membership.announce(draining=True)
     assert await one.tenure.leave(5)
-    assert not one.holder.led
+    assert not one.leaders.led
     assert one.tenure.slots_led == 0
     with pytest.raises(NotLeader):
         await one.claim(mine[0])
@@ -479,14 +479,14 @@ async def test_leaving_is_bounded_and_possible_without_contact() -> None:
     one, _ = await world.nodes(2)
     await one.claim(one.here()[0])
     world.coordination.suspend(one.session)
-    one.holder.may.clear()
+    one.leaders.may.clear()
     began = world.clock.monotonic()
     assert not await one.tenure.leave(5)
     assert world.clock.monotonic() - began == pytest.approx(5)
     assert one.here() == []
-    one.holder.may.set()
+    one.leaders.may.set()
     assert await one.tenure.leave(5)
-    assert not one.holder.led
+    assert not one.leaders.led
 
 
 async def test_the_last_leaving_node_names_no_other_node() -> None:
@@ -514,18 +514,18 @@ async def test_a_closed_tenure_begins_no_handover() -> None:
     world = World()
     one, two = await world.nodes(2)
     await one.claim(one.here()[0])
-    one.holder.may.clear()
+    one.leaders.may.clear()
     for change in (placement.drain, placement.undrain, placement.drain):
         await change(world.records, 0)
         await world.hint(two)
-    assert len(one.holder.asked) == 1
+    assert len(one.leaders.asked) == 1
     await one.tenure.close()
     await placement.undrain(world.records, 0)
     await placement.drain(world.records, 0)
     await world.hint(two)
     await one.membership.leave()
     await pass_time(10)
-    assert len(one.holder.asked) == 1
+    assert len(one.leaders.asked) == 1
 
 
 async def test_only_the_topics_of_a_node_that_is_gone_are_claimed_without_a_request() -> None:
@@ -534,9 +534,9 @@ async def test_only_the_topics_of_a_node_that_is_gone_are_claimed_without_a_requ
     assert led
     await other.membership.leave()
     await pass_time(cluster_tenure.SUCCEED_AFTER_S + 0.5)
-    inherited = one.holder.inherited + third.holder.inherited
+    inherited = one.leaders.inherited + third.leaders.inherited
     assert sorted(inherited) == sorted(led)
-    assert set(one.holder.inherited) <= set(one.here())
+    assert set(one.leaders.inherited) <= set(one.here())
 
 
 async def test_a_node_that_returns_at_once_keeps_its_topics() -> None:
@@ -544,5 +544,5 @@ async def test_a_node_that_returns_at_once_keeps_its_topics() -> None:
     await other.membership.leave()
     await other.start()
     await pass_time(cluster_tenure.SUCCEED_AFTER_S + 0.5)
-    assert one.holder.inherited == []
+    assert one.leaders.inherited == []
     assert other.here()

@@ -46,7 +46,7 @@ async def test_all_callers_share_one_lease() -> None:
     tasks = {two.one.taking(SLOT) for _ in range(10)}
     assert len(tasks) == 1
     await asyncio.gather(*tasks)
-    assert two.one.holds(SLOT)
+    assert two.one.has(SLOT)
     assert two.one.resources == [SLOT]
     await two.close()
     assert two.one.resources == []
@@ -58,13 +58,13 @@ async def test_a_waiting_node_gets_a_released_lease() -> None:
     waiting = two.two.taking(SLOT)
     await pass_time(3 * WAIT_S + 1)
     assert waiting.done(), "an attempt is limited"
-    assert not two.two.holds(SLOT)
+    assert not two.two.has(SLOT)
     waiting = two.two.taking(SLOT)
     await pass_time(1)
     await two.one.release(SLOT)
     await waiting
-    assert two.two.holds(SLOT)
-    assert not two.one.holds(SLOT)
+    assert two.two.has(SLOT)
+    assert not two.one.has(SLOT)
     await two.close()
 
 
@@ -76,10 +76,10 @@ async def test_an_unwanted_lease_is_released_when_it_arrives() -> None:
     two.unwanted.add(SLOT)
     await two.one.release(SLOT)
     await waiting
-    assert not two.two.holds(SLOT)
+    assert not two.two.has(SLOT)
     two.unwanted.clear()
     await two.one.taking(SLOT)
-    assert two.one.holds(SLOT)
+    assert two.one.has(SLOT)
     await two.close()
 
 
@@ -88,10 +88,10 @@ async def test_a_lease_whose_session_is_over_is_not_held() -> None:
     await two.one.taking(SLOT)
     two.world.expire(two.sessions[0])
     await pass_time(1)
-    assert not two.one.holds(SLOT)
+    assert not two.one.has(SLOT)
     assert two.one.resources == []
     await two.one.taking(SLOT)
-    assert two.one.holds(SLOT), "a new one, under the new session"
+    assert two.one.has(SLOT), "a new one, under the new session"
     await two.close()
 
 
@@ -113,11 +113,11 @@ async def test_after_a_fencing_only_a_verified_or_a_new_lease_is_good() -> None:
     two.world.resume(two.sessions[0])
     leases.fencings += 1
     two.world.nodes.end_session(two.sessions[0].tree.session)
-    assert leases.holds(SLOT), "it does not know yet"
+    assert leases.has(SLOT), "it does not know yet"
     with pytest.raises(Unavailable):
         await leases.is_good(SLOT, 2)
     assert not await leases.is_good(SLOT, 2)
-    assert not leases.holds(SLOT)
+    assert not leases.has(SLOT)
     await leases.taking(SLOT)
     assert await leases.is_good(SLOT, 2)
     await two.close()

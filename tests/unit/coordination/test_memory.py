@@ -22,10 +22,10 @@ def in_world(scenario):
 def test_the_session_of_a_suspended_node_ends_and_the_node_learns_late():
     async def scenario(world):
         first, second = world.session(), world.session()
-        lease = await first.hold(SLOT, 100.0)
+        lease = await first.acquire(SLOT, 100.0)
         world.suspend(first)
         assert first.contact is Contact.SUSPENDED
-        await second.hold(SLOT, 100.0)
+        await second.acquire(SLOT, 100.0)
         assert world.clock.monotonic() == pytest.approx(4.0)
         assert lease.valid, "the first node is cut off, and does not know"
         world.resume(first)
@@ -38,14 +38,14 @@ def test_the_session_of_a_suspended_node_ends_and_the_node_learns_late():
 def test_a_session_survives_a_short_loss_of_contact():
     async def scenario(world):
         first, second = world.session(), world.session()
-        lease = await first.hold(SLOT, 100.0)
+        lease = await first.acquire(SLOT, 100.0)
         world.suspend(first)
         await pass_time(3.9)
         world.resume(first)
         await pass_time(100.0)
         assert await lease.verify()
         with pytest.raises(NoLeader):
-            await second.hold(SLOT, 110.0)
+            await second.acquire(SLOT, 110.0)
 
     in_world(scenario)
 
@@ -54,9 +54,9 @@ def test_a_session_survives_a_short_loss_of_contact():
 def test_sessions_end_early_and_late(ends_after_s):
     async def scenario(world):
         first, second = world.session(), world.session()
-        await first.hold(SLOT, 100.0)
+        await first.acquire(SLOT, 100.0)
         world.suspend(first, session_ends_after_s=ends_after_s)
-        await second.hold(SLOT, 100.0)
+        await second.acquire(SLOT, 100.0)
         assert world.clock.monotonic() == pytest.approx(ends_after_s)
 
     in_world(scenario)
@@ -65,9 +65,9 @@ def test_sessions_end_early_and_late(ends_after_s):
 def test_a_node_may_learn_late_that_its_session_is_over():
     async def scenario(world):
         first, second = world.session(), world.session()
-        lease = await first.hold(SLOT, 100.0)
+        lease = await first.acquire(SLOT, 100.0)
         world.expire(first, noticed_after_s=1.0)
-        other = await second.hold(SLOT, 100.0)
+        other = await second.acquire(SLOT, 100.0)
         assert other.valid
         assert lease.valid
         assert first.contact is Contact.CONNECTED
@@ -80,11 +80,11 @@ def test_a_node_may_learn_late_that_its_session_is_over():
 def test_a_request_shows_at_once_that_the_session_is_over():
     async def scenario(world):
         first = world.session()
-        lease = await first.hold(SLOT, 100.0)
+        lease = await first.acquire(SLOT, 100.0)
         recorder = CallRecorder()
         first.on_contact(recorder)
         world.expire(first, noticed_after_s=50.0)
-        again = await first.hold(SLOT, 10.0)
+        again = await first.acquire(SLOT, 10.0)
         assert again.valid
         assert not lease.valid
         assert recorder.arguments == [Contact.SUSPENDED, Contact.LOST, Contact.CONNECTED]
@@ -124,9 +124,9 @@ def test_a_lost_answer_leaves_no_lock_behind():
     async def scenario(world):
         world.delay_s = 1.0
         first, second = world.session(), world.session()
-        await (await first.hold(SLOT, 100.0)).release()
-        waiting = first.hold(SLOT, world.clock.monotonic() + 3.0)
-        cut = second.hold("slot/1", world.clock.monotonic() + 1.5)  # Lets 1.5 s pass.
+        await (await first.acquire(SLOT, 100.0)).release()
+        waiting = first.acquire(SLOT, world.clock.monotonic() + 3.0)
+        cut = second.acquire("slot/1", world.clock.monotonic() + 1.5)  # Lets 1.5 s pass.
         task = _task(waiting)
         with pytest.raises(NoLeader):
             await cut
@@ -134,7 +134,7 @@ def test_a_lost_answer_leaves_no_lock_behind():
         world.resume(first)
         with pytest.raises(NoLeader):
             await task
-        lease = await within(60.0, second.hold(SLOT, 1000.0), lambda: "blocked")
+        lease = await within(60.0, second.acquire(SLOT, 1000.0), lambda: "blocked")
         assert lease.valid
 
     in_world(scenario)
@@ -144,8 +144,8 @@ def test_an_attempt_finds_the_node_of_a_lost_answer():
     async def scenario(world):
         world.delay_s = 1.0
         first = world.session()
-        await (await first.hold(SLOT, 100.0)).release()
-        task = _task(first.hold(SLOT, 100.0))
+        await (await first.acquire(SLOT, 100.0)).release()
+        task = _task(first.acquire(SLOT, 100.0))
         await pass_time(1.5)
         world.suspend(first)
         world.resume(first)
@@ -320,11 +320,11 @@ def test_a_cancelled_release_still_releases_the_lock():
     async def scenario(world):
         world.delay_s = 1.0
         first, second = world.session(), world.session()
-        lease = await first.hold(SLOT, 100.0)
+        lease = await first.acquire(SLOT, 100.0)
         releasing = _task(lease.release())
         await pass_time(0.5)
         releasing.cancel()
-        after = await second.hold(SLOT, 100.0)
+        after = await second.acquire(SLOT, 100.0)
         assert after.valid
 
     in_world(scenario)
@@ -333,7 +333,7 @@ def test_a_cancelled_release_still_releases_the_lock():
 def test_a_long_outage_ends_no_session():
     async def scenario(world):
         first, second = world.session(), world.session()
-        lease = await first.hold(SLOT, 100.0)
+        lease = await first.acquire(SLOT, 100.0)
         world.outage()
         late = world.session()
         await pass_time(3600.0)
@@ -348,11 +348,11 @@ def test_a_long_outage_ends_no_session():
 def test_a_session_that_is_closed_without_contact_ends_by_the_clock_of_the_servers():
     async def scenario(world):
         first, second = world.session(), world.session()
-        await first.hold(SLOT, 100.0)
+        await first.acquire(SLOT, 100.0)
         world.outage()
         await first.close()
         world.recover()
-        await second.hold(SLOT, 100.0)
+        await second.acquire(SLOT, 100.0)
 
     in_world(scenario)
 
@@ -383,7 +383,7 @@ class Contention:
     async def take_locks(self, number):
         while self.world.clock.monotonic() < self.END_S:
             slot = f"slot/{self.draw.randrange(3)}"
-            attempt = self.nodes[number].hold(slot, self.world.clock.monotonic() + 5.0)
+            attempt = self.nodes[number].acquire(slot, self.world.clock.monotonic() + 5.0)
             try:
                 async with asyncio.timeout(self.draw.choice([0.015, 0.5, 9.0])):
                     lease = await attempt
@@ -442,9 +442,9 @@ def test_a_node_that_was_paused_in_an_outage_has_contact_again(goes_on):
 def test_a_node_learns_after_a_long_pause_that_its_session_is_over():
     async def scenario(world):
         node, other = world.session(), world.session()
-        lease = await node.hold("slot/1", world.clock.monotonic() + 1)
+        lease = await node.acquire("slot/1", world.clock.monotonic() + 1)
         world.deafen(node)
-        await other.hold("slot/1", world.clock.monotonic() + 2 * SESSION_TIMEOUT_S)
+        await other.acquire("slot/1", world.clock.monotonic() + 2 * SESSION_TIMEOUT_S)
         assert lease.valid
         world.listen(node)
         assert not lease.valid
@@ -461,7 +461,9 @@ def test_under_faults_a_lock_has_one_holder_and_no_lock_is_left_over(seed):
         assert len(contention.history) > 20
         # No cancelled or cut-off attempt has left a node that blocks others.
         for number in range(3):
-            lease = await contention.nodes[0].hold(f"slot/{number}", world.clock.monotonic() + 30.0)
+            lease = await contention.nodes[0].acquire(
+                f"slot/{number}", world.clock.monotonic() + 30.0
+            )
             await lease.release()
 
     in_world(scenario)

@@ -103,7 +103,7 @@ def test_only_the_heartbeat_asks_a_silent_server(
         kazoo.serves = False
         fell_silent = loop.time()
         deadline = fell_silent + 1000
-        waiting = [asyncio.ensure_future(node.hold(slot, deadline)) for slot in SLOTS]
+        waiting = [asyncio.ensure_future(node.acquire(slot, deadline)) for slot in SLOTS]
         await pass_time(20 * SESSION_S)
         # Requests that were sent before the silence was noticed have a time-out, too.
         asked = kazoo.asked_since(fell_silent + SESSION_S + 0.1)
@@ -147,7 +147,7 @@ def test_callers_that_waited_for_a_silent_server_go_on_by_themselves(kazoo: Fake
         recorder = CallRecorder()
         node.on_contact(recorder)
         kazoo.serves = False
-        waiting = [asyncio.ensure_future(node.hold(slot, loop.time() + 1000)) for slot in SLOTS]
+        waiting = [asyncio.ensure_future(node.acquire(slot, loop.time() + 1000)) for slot in SLOTS]
         await reaches(node, Contact.SUSPENDED)
         await pass_time(5 * SESSION_S)
         kazoo.serves = True
@@ -164,7 +164,7 @@ def test_a_new_connection_of_kazoo_is_used_at_once(kazoo: FakeKazoo) -> None:
     async def scenario(loop: asyncio.AbstractEventLoop) -> None:
         node = await connected(loop)
         kazoo.serves = False
-        waiting = asyncio.ensure_future(node.hold(SLOTS[0], loop.time() + 1000))
+        waiting = asyncio.ensure_future(node.acquire(SLOTS[0], loop.time() + 1000))
         await reaches(node, Contact.SUSPENDED)
         kazoo.serves = True
         kazoo.report(KazooState.SUSPENDED)

@@ -149,7 +149,7 @@ async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Ht
 
 
 async def test_a_connection_that_has_ended_waits_for_no_collector() -> None:
-    """Very many short ones would make one collection long, and that holds the event loop."""
+    """Very many short ones would make one collection long, and that blocks the event loop."""
     broker = Broker()
     async with listening(broker) as http:
         gc.disable()

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.kit.attacked import ALONE_S_MIN, Round, longest_hold_s, p99
+from tests.kit.attacked import ALONE_S_MIN, Round, longest_block_s, p99
 from tests.kit.neighbour import Published
 
 
@@ -12,8 +12,8 @@ def test_a_percentile_is_one_of_the_times() -> None:
 def test_the_longest_hold_is_in_the_last_bucket_that_grew() -> None:
     before = {0.01: 5, 0.02: 6, 0.05: 6, float("inf"): 7}
     after = {0.01: 9, 0.02: 11, 0.05: 11, float("inf"): 12}
-    assert longest_hold_s(before, after) == 0.02
-    assert longest_hold_s(before, {**before, float("inf"): 8}) == float("inf")
+    assert longest_block_s(before, after) == 0.02
+    assert longest_block_s(before, {**before, float("inf"): 8}) == float("inf")
 
 
 def test_a_very_fast_publish_counts_as_the_minimum_latency() -> None:

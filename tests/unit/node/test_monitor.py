@@ -14,7 +14,7 @@ from broker.node.monitor import (
     ClockReading,
     MachineClocks,
     Monitor,
-    held_s,
+    blocked_s,
     next_tick_s,
 )
 
@@ -40,7 +40,7 @@ def now(late_s: float, *, computed_s: float, waited_s: float = 0.0) -> ClockRead
 def test_only_computing_time_of_this_process_counts_as_held(
     reading: ClockReading, held: float
 ) -> None:
-    assert held_s(DUE_S, BEFORE, reading) == pytest.approx(held)
+    assert blocked_s(DUE_S, BEFORE, reading) == pytest.approx(held)
 
 
 def test_the_monitor_of_an_idle_process_ticks_less_often() -> None:
@@ -84,8 +84,8 @@ async def test_a_tick_measures_from_its_due_time(world: World) -> None:
 
 async def test_long_holds_are_logged_but_rarely(world: World) -> None:
     with Monitor(world.told.append, lambda: world.reading) as monitor:
-        for held_seconds in (0.2, 0.4, 0.3):
-            world.pass_by(TICK_S + held_seconds)
+        for blocked_seconds in (0.2, 0.4, 0.3):
+            world.pass_by(TICK_S + blocked_seconds)
             monitor.tick()
         assert [line["longest_s"] for line in world.lines] == [0.2]
         world.pass_by(LOGGED_EVERY_S)
@@ -132,7 +132,7 @@ async def test_the_clocks_measure_this_thread() -> None:
 
 def test_the_held_time_is_a_histogram() -> None:
     metrics = Metrics("7")
-    metrics.loop_held(0.0201)
+    metrics.loop_blocked(0.0201)
     shown = metrics.render().decode()
     assert 'broker_loop_held_seconds_bucket{le="0.02",node="7"} 0.0' in shown
     assert 'broker_loop_held_seconds_bucket{le="0.03",node="7"} 1.0' in shown

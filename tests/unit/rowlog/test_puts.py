@@ -126,7 +126,7 @@ async def test_a_put_holds_the_rows_lock(world: World) -> None:
     other = await world.process()
     locks = RowLocks(other.rows, other.log.messages, other.clock)
     settings = Settings(lock_timeout_ms=1_000)
-    async with locks.held(ROW, settings):
+    async with locks.locked(ROW, settings):
         putting = asyncio.create_task(log.put(ROW, {b"d:x": b"1"}))
         await until(lambda: world.clock.monotonic() > 0.5)
         assert not putting.done()

@@ -127,7 +127,7 @@ async def test_a_flush_leaves_a_mark_that_arrives_during_its_put(marks, table):
 
 @pytest.mark.timeout(20)
 async def test_a_flush_may_begin_in_the_turn_in_which_a_put_ends(marks, table):
-    """A wait for a put that has just ended would hold the event loop for ever."""
+    """A wait for a put that has just ended would block the event loop for ever."""
 
     async def flush_later():
         await table.may_put.wait()

@@ -32,27 +32,27 @@ def test_a_checkpoint_elsewhere_needs_a_folder_for_them(checkpoint: str) -> None
 
 @pytest.mark.slow
 def test_only_one_process_runs_a_job(control: Control) -> None:
-    assert not control.is_held
-    with control.held():
+    assert not control.is_locked
+    with control.locked():
         control.write_status({"job": "words", "state": "running", **here()})
-        assert control.is_held
+        assert control.is_locked
         with (
             pytest.raises(TaskFailed, match="broker streams stop") as refused,
-            Control(control.folder).held(),
+            Control(control.folder).locked(),
         ):
             pass
         assert f"process {here()['pid']}" in refused.value.message
-    assert not control.is_held
-    with control.held():
-        assert control.is_held
+    assert not control.is_locked
+    with control.locked():
+        assert control.is_locked
 
 
 def test_a_stop_request_is_for_the_running_process(control: Control) -> None:
-    with control.held():
+    with control.locked():
         assert not control.is_asked_to_stop
         control.ask_to_stop()
         assert control.is_asked_to_stop
-    with control.held():
+    with control.locked():
         assert not control.is_asked_to_stop
 
 
@@ -62,7 +62,7 @@ def test_a_missing_status_is_an_error(control: Control) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "is_held", "state"),
+    ("told", "is_running", "state"),
     [
         ("running", True, "running"),
         ("starting", True, "starting"),
@@ -72,8 +72,8 @@ def test_a_missing_status_is_an_error(control: Control) -> None:
         ("died", True, "died"),
     ],
 )
-def test_a_job_whose_process_is_not_there_is_gone(told: str, is_held: bool, state: str) -> None:
-    assert Control.state_of({"state": told}, is_held=is_held) == state
+def test_a_job_whose_process_is_not_there_is_gone(told: str, is_running: bool, state: str) -> None:
+    assert Control.state_of({"state": told}, is_running=is_running) == state
 
 
 def test_a_damaged_status_is_named(control: Control) -> None:
