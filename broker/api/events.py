@@ -41,11 +41,21 @@ from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
 from broker.http.reply import Answer, ChunkedReply, Headers
 from broker.http.request import Request
-from broker.model import MESSAGE_ID_BYTES, MessageId, Poll, ShownMessage, TopicId
+from broker.model import (
+    LOG_KEY_MAX,
+    MESSAGE_ID_BYTES,
+    MessageId,
+    Poll,
+    ShownMessage,
+    Snapshot,
+    TopicId,
+    log_key_before,
+)
 from broker.operations.media_types import EVENTS
 from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
 from broker.shield import unless_abandoned
+from broker.topics.blockers import BlockersQuery
 from broker.topics.browse import BrowseQuery
 from broker.topics.topics import Topics
 from broker.wire.avrojson import PART_BYTES
@@ -72,13 +82,15 @@ class Events:
         self,
         topics: Topics,
         poll: PollNext,
+        snapshot: Callable[[Request], Awaitable[Snapshot]],
         leader: Callable[[TopicId], LeaderSeen | None],
         *,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """Keep the service, the functions that poll and tell the leader, and the longest time without a byte on a stream."""
+        """Keep the service, the functions that poll and tell snapshot and leader, and the longest time without a byte."""
         self._topics = topics
         self._poll = poll
+        self._snapshot = snapshot
         self._leader = leader
         self._clock = topics.around.clock
         self._keep_alive_s = keep_alive_s
@@ -95,7 +107,7 @@ class Events:
             place = place_in(request, "from")
         generation = (await self._topics.get(request.topic, request.generation)).generation
         if start == NOW:
-            place = await self._newest(request.topic, generation)
+            place = await self._newest(request, generation)
         poll = Poll(place, isinstance(place, int), PAGE_MESSAGES, generation=generation)
         leader = self._leader(request.topic)
         chunks = self._chunks(request, poll, leader)
@@ -103,10 +115,17 @@ class Events:
         headers = (("Cache-Control", "no-store"), *in_generation(generation), *told)
         return ChunkedReply(chunks, EVENTS, headers, compressible=False)
 
-    async def _newest(self, topic: TopicId, generation: int) -> MessageId:
+    async def _newest(self, request: Request, generation: int) -> MessageId:
+        """Return the last id that a reader may have seen by now: with ``committed``, that before an open transaction."""
         query = BrowseQuery(None, None, 1, descending=True, generation=generation)
-        newest = await self._topics.browse(topic, query)
-        return newest.entries[0].id if newest.entries else BEFORE_ALL
+        newest = await self._topics.browse(request.topic, query)
+        last = newest.entries[0].id if newest.entries else BEFORE_ALL
+        snapshot = await self._snapshot(request) if committed_in(request) else None
+        if snapshot is None or not snapshot.in_progress:
+            return last
+        wanted = BlockersQuery(snapshot, limit=1, generation=generation)
+        found = (await self._topics.blockers(request.topic, wanted)).blockers
+        return min([last, *(log_key_before(each.first) + LOG_KEY_MAX for each in found)])
 
     async def _page(self, request: Request, poll: Poll) -> EventPage | None:
         """Return the next page. None: the client has gone, or the topic was deleted."""

@@ -280,13 +280,14 @@ class Polling:
     ) -> PollStream | None:
         topic, poll, usage = request.topic, asked.poll, request.usage
         if asked.committed:
-            poll = replace(poll, snapshot=await self._snapshot(request))
+            poll = replace(poll, snapshot=await self.snapshot(request))
         if wait_s > 0:
             waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, usage=usage)
             return await unless_abandoned(waiting, request.abandoned())
         return await self._topics.poll(topic, poll, usage=usage)
 
-    async def _snapshot(self, request: Request) -> Snapshot:
+    async def snapshot(self, request: Request) -> Snapshot:
+        """Return a new snapshot; the request's usage counts it. Raises BrokerError."""
         snapshot = await self._service.snapshot(request.deadline)
         request.usage.give(BudgetKind.ITEMS)  # That of the stream's page before.
         request.usage.take(BudgetKind.ITEMS, len(snapshot.in_progress) + len(snapshot.invalids))

@@ -145,7 +145,7 @@ def _of_topics(
     yield BlockersApi(topics, service, topics.around.clock)
     yield CursorHandlers(topics)
     polls = Polling(topics, routed, service, wait_max_s=limits.wait_max_s)
-    yield from (routed, polls, Events(topics, polls.within, routed.should_lead))
+    yield from (routed, polls, Events(topics, polls.within, polls.snapshot, routed.should_lead))
 
 
 def _pruning(topics: Topics, service: AskedService) -> Pruning:

@@ -327,13 +327,22 @@ class Subscriber:
         """Return the place behind which a subscriber with a new name begins."""
         start = self.options.start
         if start == NOW:
-            return positions.behind((await self._client.range(self.topic)).latest)
+            return await self._now()
         place, generation = positions.start_of(start), positions.generation_in(start)
         if generation is not None:
             present = (await self._client.topic(self.topic)).generation
             if present != generation:
                 raise TopicRecreated.between(self.topic, generation, present)
         return positions.before(place) if isinstance(place, int) else place
+
+    async def _now(self) -> MessageId:
+        """Return the last place; transactional: that before an open transaction, whose messages come when it commits."""
+        last = positions.behind((await self._client.range(self.topic)).latest)
+        if not self.options.transactional:
+            return last
+        told = await self._client.blockers(self.topic, limit=1)
+        firsts = (bytes.fromhex(each["first"]["id"]) for each in told["blockers"])
+        return min([last, *map(positions.before, firsts)])
 
     async def _persistently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``ask``, which reads; while the broker is away, ask again without a time limit."""

@@ -8,10 +8,10 @@ from contextlib import aclosing
 
 import pytest
 
-from broker.client import Client, TailOptions
+from broker.client import Client, Message, TailOptions
 from broker.http.reply import ChunkedReply
 from tests.kit.http_cluster import HttpCluster, on_cluster
-from tests.kit.serving import Broker, listening, topic_path
+from tests.kit.serving import Broker, eventually, listening, topic_path
 from tests.unit.api.test_blockers import JSON, SERVICE, begun, publish
 
 POLL = topic_path("t", "poll")
@@ -101,6 +101,39 @@ async def test_the_client_asks_for_committed_messages(broker: Broker) -> None:
         snapshot = await client.transactions.snapshot()
         with pytest.raises(ValueError, match="snapshot"):
             await client.poll("t", committed=True, snapshot=snapshot)
+
+
+@pytest.mark.parametrize("reader", ["events", "subscriber"])
+async def test_from_now_on_a_reader_gets_the_messages_that_are_committed_later(
+    broker: Broker, reader: str
+) -> None:
+    """No reader has seen a message of a transaction that is open now, so it is new when it is committed."""
+    pointer = await begun(broker)
+    await publish(broker, b"old")
+    await publish(broker, b"mine", pointer=pointer)
+    await publish(broker, b"behind")
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
+    async with listening(broker) as http, Client(http.url) as client, asyncio.timeout(30):
+
+        async def follow() -> None:
+            async for each in client.events("t", "now", committed=True):
+                await seen.put(each.payload)
+
+        async def handle(each: Message) -> None:
+            await seen.put(each.payload)
+
+        if reader == "events":
+            following = asyncio.create_task(follow())
+            await eventually(lambda: broker.server.busy, list)
+        else:
+            subscriber = client.subscriber("t", "s", handle, start="now", transactional=True)
+            following = asyncio.create_task(subscriber.run())
+            await eventually(lambda: subscriber.is_working, list)
+        await publish(broker, b"later")
+        await end(broker, pointer, "commit")
+        assert [await seen.get() for _ in range(3)] == [b"mine", b"behind", b"later"]
+        following.cancel()
+        await asyncio.wait([following])
 
 
 @pytest.mark.parametrize("leader", [0, 1])

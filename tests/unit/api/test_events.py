@@ -262,9 +262,9 @@ async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     routed = alone(broker.topics, 30.0)
     service = OwnService(broker.transactions, routed)
     polling = Polling(broker.topics, routed, service, wait_max_s=60.0)
-    answer = await Events(broker.topics, polling.within, lambda _: None, keep_alive_s=0.01).events(
-        request
-    )
+    answer = await Events(
+        broker.topics, polling.within, polling.snapshot, lambda _: None, keep_alive_s=0.01
+    ).events(request)
     assert isinstance(answer, ChunkedReply)
     async with asyncio.timeout(30):
         assert [await anext(answer.chunks) for _ in range(3)] == [
