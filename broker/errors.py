@@ -261,6 +261,16 @@ class DoneInPart(TaskFailed):
     outcome = "unknown"
 
 
+class CannotListen(OSError):
+    """A server can't listen at an address. ``cause`` is the system's error."""
+
+    def __init__(self, cause: OSError, host: str, port: int) -> None:
+        super().__init__(cause.errno, f"can't listen on {host}:{port}: {cause}")
+        self.cause = cause
+        self.host = host
+        self.port = port
+
+
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to the installation that runs this.
 

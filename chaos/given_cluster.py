@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from broker.client import BrokerError
 from broker.client.client_request import ClientRequest
-from broker.http.address import Address
+from broker.http.answer import Address
 from broker.local.servers import ServerFailed
 from chaos.target import Ability, Target
 from chaos.workloads import REGISTRY

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from broker.config.sections import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
-from broker.http.address import is_loopback
+from broker.http.answer import is_loopback
 from broker.http.reply import Headers, Reply
 from broker.places import GENERATION_HEADER
 

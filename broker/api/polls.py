@@ -171,7 +171,7 @@ class Polling:
             "",
             headers,
             body,
-            identifier=request.id,
+            id=request.id,
             names=request.names,
             abandoned=request.abandoned,
             usage=request.usage,

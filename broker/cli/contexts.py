@@ -30,7 +30,7 @@ import click
 from broker import small_files as files
 from broker.config.sections import ConfigError
 from broker.errors import BadName
-from broker.http.address import Address
+from broker.http.answer import Address
 from broker.model import TopicId, check_namespace
 
 URL_DEFAULT: Final = "http://127.0.0.1:8080"

@@ -18,8 +18,13 @@ from broker.cli.problems import NotNow
 from broker.config import sources
 from broker.config.sections import Config, Key, LogFormat, iter_keys
 from broker.coordination.ports import InstanceTaken
-from broker.errors import BrokerError, StorageCorrupt, UnavailableError, install_command
-from broker.http.address import CannotListen
+from broker.errors import (
+    BrokerError,
+    CannotListen,
+    StorageCorrupt,
+    UnavailableError,
+    install_command,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

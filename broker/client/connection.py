@@ -43,7 +43,8 @@ from broker.client.client_request import ClientRequest, Reply
 from broker.client.node_directory import HEADER, NodeDirectory
 from broker.errors import BrokerError, OutcomeUnknown, Unavailable
 from broker.http import outbound
-from broker.http.answer import NoAnswer, NotSent, Streamed
+from broker.http.answer import NoAnswer, NotSent
+from broker.http.outbound import Streamed
 from broker.model import TopicId
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 

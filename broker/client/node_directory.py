@@ -34,7 +34,7 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from broker import retries
-from broker.http.address import Address
+from broker.http.answer import Address
 from broker.model import TopicId
 
 HEADER: Final = "broker-leader"

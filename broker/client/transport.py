@@ -24,9 +24,9 @@ from broker.client.connection import ClientConnection
 from broker.client.node_directory import NodeDirectory
 from broker.client.values import Settings
 from broker.errors import BrokerError, Unavailable
-from broker.http import outbound
-from broker.http.answer import NotSent, Streamed
-from broker.http.pool import Pool
+from broker.http.answer import NotSent
+from broker.http.outbound import Streamed
+from broker.http.pool import Pool, open_connection
 from broker.model import TopicId
 from broker.operations.parameters import TIMEOUT
 from broker.shield import bare
@@ -168,7 +168,7 @@ class HttpTransport:
             moved=self._has_moved if several else None,
             with_limit=several or settings.deadline_s != DEADLINE_S,
         )
-        opening = asyncio.ensure_future(outbound.open_connection(connection, timeout_s, self._tls))
+        opening = asyncio.ensure_future(open_connection(connection, timeout_s, self._tls))
         self._opening.add(opening)
         try:
             await opening

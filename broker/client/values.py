@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
 from broker.client import typed_options
 from broker.client.node_directory import Leader
-from broker.http.address import Address
+from broker.http.answer import Address
 from broker.http.outbound import header_lines
 from broker.model import NO_HEADERS, MessageId, TopicId
 from broker.places import Place

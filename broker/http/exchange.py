@@ -1,7 +1,7 @@
 """Serve one request: make a ``Request`` from aiohttp's request, and bytes from the answer.
 
 This is the path of every published message, so it uses no middleware and no application object of aiohttp. aiohttp
-sends a small reply by itself. All other replies are sent here (see ``delivery``), before the connection counts as idle.
+sends a small reply by itself. All other replies are sent here (see ``reply``), before the connection counts as idle.
 
 A request is admitted before its body is read: the operation is found, its sender may ask for it, and its budget has
 room.
@@ -25,9 +25,8 @@ from broker.config.sections import Config
 from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.body import BodyReader
 from broker.http.budget import Cut
-from broker.http.delivery import response_of, send
 from broker.http.inbound import Connection
-from broker.http.reply import Answer, Headers, Reply
+from broker.http.reply import Answer, Headers, Reply, response_of, send
 from broker.http.request import PathNames, Request
 from broker.shield import bare
 
@@ -180,7 +179,7 @@ class Exchange:
             query_string,
             headers,
             body,
-            identifier=identifier,
+            id=identifier,
             names=admitted.names,
             deadline=(began if admitted.is_asked else self._clock.monotonic()) + admitted.timeout_s,
             caller=connection.caller,

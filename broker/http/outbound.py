@@ -23,18 +23,15 @@ from __future__ import annotations
 
 import asyncio
 import select
-import ssl
 from collections import deque
 from collections.abc import Mapping
-from functools import cache
-from typing import Final, Protocol, TypeVar, cast
+from copy import copy
+from typing import Final, Protocol, cast
 
 import httptools
 from typing_extensions import override
 
-from broker.http.address import Address
-from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
-from broker.shield import bare
+from broker.http.answer import Address, HttpAnswer, NoAnswer, NotSent
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """The largest head of an answer. Also the largest run of bytes without a head or a body: between head and body,
@@ -43,6 +40,8 @@ INTERIM_MAX: Final = 16
 """How many interim answers (like status 100) may come before an answer."""
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
 """The largest body of an answer that is read whole."""
+STREAM_BUFFER_BYTES: Final = 256 * 1024
+"""How many bytes of a streamed answer are taken from the socket before the reader asks for them."""
 SMALL_BYTES_MAX: Final = 64 * 1024
 """A body of at most this size is copied behind its head, so that both are one write."""
 
@@ -366,28 +365,85 @@ def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
+class Streamed:
+    """An answer that is read while it arrives. ``status`` and ``headers`` are set once it has begun."""
 
+    def __init__(self, connection: OutboundConnection, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for the answer's head from ``connection``."""
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.began: asyncio.Future[None] = loop.create_future()
+        self._connection = connection
+        self._loop = loop
+        self._chunks: deque[bytes] = deque()
+        self._bytes = 0
+        self.ended = False
+        """True if the whole answer has arrived, even if it is not read yet."""
+        self._failed: NoAnswer | None = None
+        self._wanted: asyncio.Future[None] | None = None
 
-async def open_connection(
-    connection: AnyConnection, timeout_s: float, tls: ssl.SSLContext | None = None
-) -> AnyConnection:
-    """Connect to the server and return the connection. Raises NotSent."""
-    loop, address = asyncio.get_running_loop(), connection.address
-    context = (tls or _default_tls()) if address.tls else None
-    try:
-        async with asyncio.timeout(timeout_s):
-            await loop.create_connection(
-                lambda: connection, address.host, address.port, ssl=context
-            )
-    except UnicodeError as error:  # Of a name that no machine can have.
-        raise NotSent(str(error)) from error
-    except (OSError, TimeoutError) as error:
-        raise NotSent(str(error) or f"no connection in {timeout_s:g} s") from bare(error)
-    return connection
+    async def chunk(self, silence_s: float | None = None) -> bytes:
+        """Wait for the next bytes and return them. Empty bytes mean the end.
 
+        Raises:
+            NoAnswer: the answer was cut off, or no byte came for ``silence_s``.
+        """
+        while not self._chunks:
+            if self._failed is not None:
+                raise copy(self._failed)  # The traceback of the kept error would lead back here.
+            if self.ended:
+                return b""
+            self._wanted = self._loop.create_future()
+            try:
+                async with asyncio.timeout(silence_s):
+                    await self._wanted
+            except TimeoutError:
+                self._connection.give_up(f"nothing came for {silence_s:g} s")
+        return self._take()
 
-@cache
-def _default_tls() -> ssl.SSLContext:
-    """Return a context that trusts the machine's certificates. Loading them takes about 20 ms."""
-    return ssl.create_default_context()
+    def close(self) -> None:
+        """Stop reading. If the answer has not ended, close its connection, which can't be used again."""
+        if self.ended:
+            self._take()
+        else:
+            self._connection.close()
+
+    def _take(self) -> bytes:
+        chunks, self._chunks = self._chunks, deque()
+        size, self._bytes = self._bytes, 0
+        if size >= STREAM_BUFFER_BYTES:
+            self._connection.resume()  # It may call ``feed`` at once.
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    # Called by the connection.
+
+    def feed(self, body: bytes) -> None:
+        """Add a piece of the body."""
+        self._chunks.append(body)
+        self._bytes += len(body)
+        if self._bytes >= STREAM_BUFFER_BYTES:
+            self._connection.pause()
+        self._wake()
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Set the status and the headers."""
+        self.status, self.headers = status, headers
+        if not self.began.done():
+            self.began.set_result(None)
+
+    def end(self) -> None:
+        """Note that the whole answer has arrived."""
+        self.ended = True
+        self._wake()
+
+    def fail(self, error: NoAnswer | NotSent) -> None:
+        """Note that no more bytes will come, and why."""
+        if not self.began.done():
+            self.began.set_exception(error)
+        elif not self.ended:
+            self._failed = NoAnswer(*error.args)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)

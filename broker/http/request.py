@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
@@ -20,28 +21,18 @@ QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
 
 
-class PathNames:
-    """The names in a path: a namespace, maybe with a topic and its stage or cursor; or a transaction; or a node."""
+class PathNames(NamedTuple):
+    """The names in a path: a namespace, maybe with a topic and its stage or cursor; or a transaction; or a node.
 
-    __slots__ = ("cursor", "namespace", "node", "stage", "topic", "transaction")
+    The router has checked ``namespace`` and ``topic`` only. Names not in the path are empty.
+    """
 
-    def __init__(
-        self,
-        namespace: str = "",
-        topic: TopicId | None = None,
-        *,
-        node: str = "",
-        stage: str = "",
-        cursor: str = "",
-        transaction: str = "",
-    ) -> None:
-        """Keep the names. The router has checked ``namespace`` and ``topic`` only. Names not in the path are empty."""
-        self.namespace = namespace
-        self.topic = topic
-        self.node = node
-        self.stage = stage
-        self.cursor = cursor
-        self.transaction = transaction
+    namespace: str = ""
+    topic: TopicId | None = None
+    node: str = ""
+    stage: str = ""
+    cursor: str = ""
+    transaction: str = ""
 
 
 NO_NAMES = PathNames()
@@ -52,10 +43,12 @@ def never() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One request.
 
     Attributes:
+        id: its X-Request-Id.
         headers: case-insensitive.
         body: whole and inflated.
         deadline: in seconds of the monotonic clock.
@@ -68,61 +61,24 @@ class Request:
         usage: counts the memory and the work that the node spends on it.
     """
 
-    __slots__ = (
-        "_generation",
-        "_query",
-        "abandoned",
-        "body",
-        "caller",
-        "deadline",
-        "forwarded",
-        "headers",
-        "id",
-        "method",
-        "names",
-        "path",
-        "principal",
-        "query_string",
-        "repeat",
-        "source",
-        "usage",
-    )
-
-    def __init__(  # noqa: PLR0913 - A value; every part is named by its callers.
-        self,
-        method: str,
-        path: str,
-        query_string: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        identifier: str = "",
-        names: PathNames = NO_NAMES,
-        principal: str | None = None,
-        caller: str = "",
-        deadline: float | None = None,
-        source: object | None = None,
-        abandoned: Callable[[], asyncio.Future[None]] = never,
-        usage: Usage | None = None,
-    ) -> None:
-        """Keep the parts."""
-        self.method = method
-        self.path = path
-        self.query_string = query_string
-        self.headers = headers
-        self.body = body
-        self.id = identifier
-        self.names = names
-        self.principal = principal
-        self.caller = caller
-        self.deadline = deadline
-        self.source = source
-        self.forwarded = False
-        self.repeat: Any = None
-        self.abandoned = abandoned
-        self.usage = usage or Usage(None)
-        self._query: Mapping[str, str] | None = None
-        self._generation: int | None = None
+    method: str
+    path: str
+    query_string: str
+    headers: Mapping[str, str]
+    body: bytes
+    _: KW_ONLY
+    id: str = ""
+    names: PathNames = NO_NAMES
+    principal: str | None = None
+    caller: str = ""
+    deadline: float | None = None
+    source: object | None = None
+    abandoned: Callable[[], asyncio.Future[None]] = never
+    usage: Usage = field(default_factory=lambda: Usage(None))
+    forwarded: bool = field(default=False, init=False)
+    repeat: Any = field(default=None, init=False)
+    _query: Mapping[str, str] | None = field(default=None, init=False)
+    _generation: int | None = field(default=None, init=False)
 
     @property
     def topic(self) -> TopicId:

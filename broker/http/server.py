@@ -25,8 +25,7 @@ from typing_extensions import override
 from broker import logs
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.errors import BrokerError, Overloaded
-from broker.http.address import CannotListen
+from broker.errors import BrokerError, CannotListen, Overloaded
 from broker.http.body import BodyReader
 from broker.http.budget import DEFAULTS, Bounds, BudgetKind, Budgets
 from broker.http.drain import PATIENCE_S, Drain, stop_accepting

@@ -32,7 +32,7 @@ from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
-from broker.http.address import is_loopback
+from broker.http.answer import is_loopback
 from broker.http.budget import BudgetKind
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics

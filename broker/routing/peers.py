@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
-from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
-from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection, open_connection
-from broker.http.pool import Pool
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
+from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection, Streamed
+from broker.http.pool import Pool, open_connection
 
 CONNECTIONS_MAX: Final = 4096
 """Connections to one node for requests that should be answered soon. The forwarder bounds the use of these."""

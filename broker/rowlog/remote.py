@@ -31,11 +31,10 @@ from broker.clock import Clock
 from broker.config.sections import EVERY_ADDRESS, Config
 from broker.coordination.ports import INSTANCES_MAX, Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
-from broker.http.address import Address
-from broker.http.answer import NoAnswer, NotSent, json_of
+from broker.http.answer import Address, NoAnswer, NotSent, json_of
 from broker.http.exchange import Admitted
-from broker.http.outbound import OutboundConnection, open_connection
-from broker.http.pool import Pool
+from broker.http.outbound import OutboundConnection
+from broker.http.pool import Pool, open_connection
 from broker.http.reply import Answer, Headers, Reply, error_reply, json_reply, unexpected_reply
 from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server

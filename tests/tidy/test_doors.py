@@ -17,10 +17,10 @@ ANYWHERE = "broker/*"
 DOORS = {
     "aiohttp": [
         "broker/http/body.py",
-        "broker/http/delivery.py",
         "broker/http/drain.py",
         "broker/http/exchange.py",
         "broker/http/inbound.py",
+        "broker/http/reply.py",
         "broker/http/server.py",
     ],
     "click": [

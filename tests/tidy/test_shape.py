@@ -17,7 +17,7 @@ LONG = {
     "broker/operations/replies.py": "one declaration for each reply of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",
     "broker/config/sections.py": "every key with its bounds, and the rules between keys",
-    "broker/node/node.py": "all parts of a node, and the order of their start and stop",
+    "broker/http/outbound.py": "one connection: its requests, the calls of its parser, and an answer that is read as it comes",
     "broker/rowlog/rowlog.py": "the application's interface, half of it docstrings",
     "broker/storage/entry.py": "the encoding and decoding of one cell's value",
     "broker/storage/log_reader.py": "one reader for both directions, with the same rules",

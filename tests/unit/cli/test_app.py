@@ -23,7 +23,7 @@ from broker.config.sections import (
     iter_keys,
 )
 from broker.config.sources import as_text
-from broker.http.address import CannotListen
+from broker.errors import CannotListen
 from broker.model import TopicId
 from broker.storage.leveldb.table import open_table
 from tests.unit.cli.running import run

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import Client, Settings, SyncClient, protocol
+from broker.client import transport as transports
 from broker.client.connection import ClientConnection
 from broker.client.node_directory import NodeDirectory
 from broker.client.transport import HttpTransport
@@ -303,7 +304,7 @@ async def test_a_write_that_cannot_connect_in_time_is_refused_and_leaves_its_slo
         tried.append(True)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(outbound, "open_connection", unreachable)
+    monkeypatch.setattr(transports, "open_connection", unreachable)
     transport = HttpTransport(Settings(connect_timeout_s=60, connections_max=1))
     for count in (1, 2):
         async with asyncio.timeout(10):
@@ -388,7 +389,7 @@ async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch,
         tried.append(timeout_s)
         raise NotSent("connection refused")
 
-    monkeypatch.setattr(outbound, "open_connection", unreachable)
+    monkeypatch.setattr(transports, "open_connection", unreachable)
     transport = HttpTransport(Settings(url="http://a,http://b,http://c", deadline_s=deadline_s))
     with pytest.raises(Unavailable):
         await transport.connect(None)
@@ -405,7 +406,7 @@ def never_connects(monkeypatch):
         tried.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(outbound, "open_connection", open_connection)
+    monkeypatch.setattr(transports, "open_connection", open_connection)
     return tried
 
 
@@ -450,8 +451,8 @@ async def test_a_connection_that_is_made_as_its_caller_is_cancelled_is_closed(
         call.cancel()
         return connection
 
-    opened = outbound.open_connection
-    monkeypatch.setattr(outbound, "open_connection", open_connection)
+    opened = transports.open_connection
+    monkeypatch.setattr(transports, "open_connection", open_connection)
     call = asyncio.create_task(transport.send(PUBLISH, 60))
     with pytest.raises(asyncio.CancelledError):
         await call

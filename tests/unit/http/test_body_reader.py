@@ -16,9 +16,8 @@ from aiohttp.base_protocol import BaseProtocol
 from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http import body as body_module
-from broker.http.body import BodyReader, BodyTimeouts, Pieces
+from broker.http.body import MEMBERS_MAX, STEP_BYTES_MAX, Body, BodyReader, Inflater, Pieces
 from broker.http.budget import Bounds, BudgetKind, Budgets, Cut, Usage
-from broker.http.inflater import MEMBERS_MAX, STEP_BYTES_MAX, Inflater
 from tests.kit.bench import settle
 
 MIB = 1 << 20
@@ -228,17 +227,23 @@ class Clock:
         return self.now_s
 
 
-def test_patience_ends_with_a_stalled_body() -> None:
+def timed(clock: Clock) -> Body:
+    """Return a body whose credit of time is 30 s."""
+    config = ServerConfig(body_stall_s=30.0, body_bytes_per_s_min=1000, body_deadline_s=600.0)
+    return Body(came(b""), in_chunks=False, config=config, now=clock)
+
+
+async def test_patience_ends_with_a_stalled_body() -> None:
     clock = Clock()
-    patience = BodyTimeouts(30.0, 1000, 600.0, clock)
+    patience = timed(clock)
     assert patience.left_s(clock()) == 30.0
     patience.came(64 * MIB, 1.0)
     assert patience.left_s(clock()) == 30.0
 
 
-def test_patience_ends_with_a_body_that_trickles() -> None:
+async def test_patience_ends_with_a_body_that_trickles() -> None:
     clock = Clock()
-    patience = BodyTimeouts(30.0, 1000, 600.0, clock)
+    patience = timed(clock)
     patience.came(64 * MIB, 0.0)
     for _ in range(10):
         patience.came(1, 3.0)
@@ -247,9 +252,9 @@ def test_patience_ends_with_a_body_that_trickles() -> None:
     assert patience.left_s(clock()) == pytest.approx(2.0)
 
 
-def test_a_body_at_the_lowest_rate_has_until_its_deadline() -> None:
+async def test_a_body_at_the_lowest_rate_has_until_its_deadline() -> None:
     clock = Clock()
-    patience = BodyTimeouts(30.0, 1000, 600.0, clock)
+    patience = timed(clock)
     for _ in range(59):
         clock.now_s += 10.0
         patience.came(10_000, 10.0)

@@ -9,9 +9,8 @@ from broker.api.router import Router
 from broker.config.sections import Config, ServerConfig
 from broker.errors import Unavailable
 from broker.http import inbound
-from broker.http.delivery import accepts_gzip
 from broker.http.inbound import Connection
-from broker.http.reply import ChunkedReply
+from broker.http.reply import ChunkedReply, accepts_gzip
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.wire import avro

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge
-from broker.http.inflater import STEP_BYTES_MAX, Inflater
+from broker.http.body import STEP_BYTES_MAX, Inflater
 
 
 def inflated(inflater: Inflater, *pieces: bytes) -> bytes:

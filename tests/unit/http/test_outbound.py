@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent, Streamed
-from broker.http.outbound import OutboundConnection, header_lines, open_connection
+from broker.http.answer import NoAnswer, NotSent
+from broker.http.outbound import STREAM_BUFFER_BYTES, OutboundConnection, Streamed, header_lines
+from broker.http.pool import open_connection
 from tests.kit.serving import eventually
 
 

@@ -14,7 +14,8 @@ from broker.clock import SystemClock
 from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import NodeInfo
 from broker.errors import BadRequest, Forbidden, NotFound, Unavailable
-from broker.http.outbound import OutboundConnection, open_connection
+from broker.http.outbound import OutboundConnection
+from broker.http.pool import open_connection
 from broker.rowlog import Message, RowLog, Subscription, remote
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.remote import PREFIX, ListenerNode, decode_message, encode_message

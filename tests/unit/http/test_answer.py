@@ -1,6 +1,6 @@
 import pytest
 
-from broker.http.address import Address
+from broker.http.answer import Address
 
 
 def test_an_address_is_parsed():
