@@ -74,8 +74,8 @@ async def measure(bench: Bench) -> Question:
 
 async def _side(bench: Bench, name: str, unit: str, make: _Make, filled: _Filled) -> Side:
     async with bench.awake(filled.server):
-        lanes = await make(filled)
-    run = partial(drive, filled.server.port, lanes, 1)
+        queues = await make(filled)
+    run = partial(drive, filled.server.port, queues, 1)
     return Side(name=name, run=run, server=filled.server, unit=unit)
 
 

@@ -34,7 +34,7 @@ async def measure(bench: Bench) -> Question:
         title=f"{MESSAGES} messages per request over {len(TOPICS)} topics, "
         f"{CONNECTIONS} connections",
     )
-    lanes = [
+    queues = [
         prepared.publishes(TOPICS[number % len(TOPICS)], messages=MESSAGES, requests=16)
         for number in range(CONNECTIONS)
     ]
@@ -51,7 +51,7 @@ async def measure(bench: Bench) -> Question:
         sides.append(
             Side(
                 name=name,
-                run=partial(drive, server.port, lanes, MESSAGES),
+                run=partial(drive, server.port, queues, MESSAGES),
                 server=server,
                 warm_s=bench.plan.cdap_warm_s if name == CDAP else None,
                 count_syncs=True,

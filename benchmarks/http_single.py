@@ -19,7 +19,7 @@ async def measure(bench: Bench) -> Question:
     question = Question(
         letter="b", title=f"one message per HTTP request, {CONNECTIONS} connections"
     )
-    lanes = [prepared.publishes(TOPIC, messages=1, requests=512)] * CONNECTIONS
+    queues = [prepared.publishes(TOPIC, messages=1, requests=512)] * CONNECTIONS
     sides: list[Side] = []
     for name, key, make in (
         (OURS, "ours", peers.OurServer),
@@ -36,7 +36,7 @@ async def measure(bench: Bench) -> Question:
         sides.append(
             Side(
                 name=name,
-                run=partial(drive, server.port, lanes, 1),
+                run=partial(drive, server.port, queues, 1),
                 server=server,
                 warm_s=bench.plan.cdap_warm_s if name == CDAP else None,
                 count_syncs=name != BARE,

@@ -260,8 +260,8 @@ async def ask(port: int, request: bytes) -> bytes:
         wire.close()
 
 
-async def drive(port: int, lanes: Sequence[Sequence[bytes]], units: int, seconds: float) -> Load:
-    """Send requests for ``seconds``, on one connection for each lane, one request after the other.
+async def drive(port: int, queues: Sequence[Sequence[bytes]], units: int, seconds: float) -> Load:
+    """Send requests for ``seconds``, on one connection for each queue, one request after the other.
 
     One request counts as ``units``. Answers after the deadline are awaited, but not counted.
 
@@ -272,9 +272,9 @@ async def drive(port: int, lanes: Sequence[Sequence[bytes]], units: int, seconds
     began_ns = time.perf_counter_ns()
     deadline_ns = began_ns + int(seconds * 1e9)
     senders: list[_Sender] = []
-    for number, lane in enumerate(lanes):
+    for number, queue in enumerate(queues):
         # Each connection starts with another of its requests.
-        requests = islice(cycle(lane), number % len(lane), None)
+        requests = islice(cycle(queue), number % len(queue), None)
         sender = _Sender(requests, deadline_ns)
         await loop.create_connection(lambda sender=sender: sender, HOST, port)  # type: ignore[misc]
         senders.append(sender)
@@ -294,20 +294,20 @@ async def drive(port: int, lanes: Sequence[Sequence[bytes]], units: int, seconds
 
 
 async def pace(
-    lanes: Sequence[tuple[int, Sequence[bytes]]], *, rate: float, units: int, seconds: float
+    queues: Sequence[tuple[int, Sequence[bytes]]], *, rate: float, units: int, seconds: float
 ) -> Load:
     """Send about ``rate`` requests a second, at random moments that do not depend on the answers.
 
-    ``lanes`` are ports, each with requests. Lanes take turns, and so do the PACED_CONNECTIONS of each. The moments are
+    ``queues`` are ports, each with requests. Queues take turns, and so do the PACED_CONNECTIONS of each. The moments are
     the same in every call. One request counts as ``units``.
 
     Raises:
         LoadFailed: an answer was an error, or a connection broke.
     """
     moments = random.Random(_SEED)
-    requests = [cycle(lane) for _, lane in lanes]
-    wires = [[await connect(port) for _ in range(PACED_CONNECTIONS)] for port, _ in lanes]
-    free: list[asyncio.Queue[Wire]] = [asyncio.Queue() for _ in lanes]
+    requests = [cycle(queue) for _, queue in queues]
+    wires = [[await connect(port) for _ in range(PACED_CONNECTIONS)] for port, _ in queues]
+    free: list[asyncio.Queue[Wire]] = [asyncio.Queue() for _ in queues]
     for queue, mine in zip(free, wires, strict=True):
         for wire in mine:
             queue.put_nowait(wire)
@@ -322,7 +322,7 @@ async def pace(
     began_ns = due_ns = time.perf_counter_ns()
     try:
         async with asyncio.timeout(seconds + _LAST_ANSWERS_S), asyncio.TaskGroup() as group:
-            for at in cycle(range(len(lanes))):
+            for at in cycle(range(len(queues))):
                 due_ns += int(moments.expovariate(rate) * 1e9)
                 if due_ns > began_ns + seconds * 1e9:
                     break

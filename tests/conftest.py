@@ -9,7 +9,7 @@ from hypothesis import settings
 pytest_plugins = [
     "tests.kit.fixtures",
     "tests.plugins.expected_skips",
-    "tests.plugins.lanes",
+    "tests.plugins.groups",
     "tests.plugins.scenarios",
     "tests.plugins.seeds",
     "pytester",

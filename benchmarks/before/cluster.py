@@ -178,14 +178,14 @@ async def _reads(bench: Bench, question: Question, grounds: Grounds, case: str, 
         wire.close()
         ids = [message.id for message in decoded(await ask(node.port, prepared.poll(topic)))]
         starts = ids[: count - PAGE : max(1, (count - PAGE) // 64)]
-        lane = [prepared.poll(topic, start=start, limit=PAGE) for start in starts]
-        run = partial(_polled, node.port, lane)
+        queue = [prepared.poll(topic, start=start, limit=PAGE) for start in starts]
+        run = partial(_polled, node.port, queue)
         sides.append(Side(name=named(side, case), run=run, unit="ms", figure=p50_of, warm_s=3.0))
     await bench.measure(question, sides)
 
 
-async def _polled(port: int, lane: Sequence[bytes], seconds: float) -> Load:
-    return await drive(port, [lane], units=PAGE, seconds=seconds)
+async def _polled(port: int, queue: Sequence[bytes], seconds: float) -> Load:
+    return await drive(port, [queue], units=PAGE, seconds=seconds)
 
 
 async def _moves(bench: Bench, grounds: Grounds) -> Question:

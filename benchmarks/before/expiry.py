@@ -18,7 +18,7 @@ from benchmarks.peers import OurServer
 
 SWEEPS = ("--sweep-interval", "1", "--sweep-margin", "0", "--sweep-rest", "0")
 TOPIC, BESIDE = "expired", "beside"
-QUIET_S, LANES = 5.0, 4
+QUIET_S, SENDERS = 5.0, 4
 SLICE_S, SWEPT_S_MAX = 5.0, 900.0
 QUICK_SLICE_S = 1.0
 STILL_SLICES = 3
@@ -101,9 +101,9 @@ async def _removed(
 
 async def _published(server: OurServer, seconds: float) -> tuple[Load, float]:
     """Publish to another topic; return the load and the server's processor time."""
-    lanes = [prepared.publishes(BESIDE, messages=1, requests=64)] * LANES
+    queues = [prepared.publishes(BESIDE, messages=1, requests=64)] * SENDERS
     before_s = occupancy.process_s(server.pid)
-    load = await drive(server.port, lanes, units=1, seconds=seconds)
+    load = await drive(server.port, queues, units=1, seconds=seconds)
     return load, occupancy.process_s(server.pid) - before_s
 
 

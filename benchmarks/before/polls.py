@@ -20,7 +20,7 @@ CDAP = "CDAP's server"
 WHOLE, PAGES, TENS = "unlimited", "pages of 1,000", "pages of 10"
 BIG, SMALL, OLD = "before-big", "before-small", "before-old"
 MESSAGES, SMALL_MESSAGES, QUICK_SMALL_MESSAGES = 100_000, 50_000, 5_000
-SMALL_LANES = 16
+SMALL_SENDERS = 16
 POLLERS = 8
 
 Polls = Sequence[tuple[bytes, int]]
@@ -88,8 +88,8 @@ async def by_time(bench: Bench, before: Path) -> Question:
         first, last = (int.from_bytes(one.id[:8], "big") for one in (messages[0], newest))
         rng = random.Random(1)
         times = [rng.randint(first, first + (last - first) * 4 // 5) for _ in range(1_000)]
-        lane = [prepared.poll(OLD, start=ms, limit=1_000) for ms in times]
-        run = partial(_polled, server.port, [lane] * POLLERS)
+        queue = [prepared.poll(OLD, start=ms, limit=1_000) for ms in times]
+        run = partial(_polled, server.port, [queue] * POLLERS)
         sides.append(Side(name=named(name, case), run=run, server=server, unit="polls/s"))
     await bench.measure(question, sides)
     related(question, case)
@@ -98,20 +98,20 @@ async def by_time(bench: Bench, before: Path) -> Question:
 
 
 async def _paged(
-    port: int, lanes: Sequence[Sequence[bytes]], messages: int, seconds: float
+    port: int, queues: Sequence[Sequence[bytes]], messages: int, seconds: float
 ) -> Load:
-    return await drive(port, lanes, units=messages, seconds=seconds)
+    return await drive(port, queues, units=messages, seconds=seconds)
 
 
-async def _polled(port: int, lanes: Sequence[Sequence[bytes]], seconds: float) -> Load:
-    return await drive(port, lanes, units=1, seconds=seconds)
+async def _polled(port: int, queues: Sequence[Sequence[bytes]], seconds: float) -> Load:
+    return await drive(port, queues, units=1, seconds=seconds)
 
 
 def _side(bench: Bench, name: str, case: str, server: peers.HttpServer, polls: Polls) -> Side:
     # A reply of one page has a length and no chunks.
-    lane = [request for request, _ in polls]
+    queue = [request for request, _ in polls]
     run = (
-        partial(_paged, server.port, [lane], polls[0][1])
+        partial(_paged, server.port, [queue], polls[0][1])
         if case == TENS
         else partial(consume, server.port, polls)
     )

@@ -53,13 +53,13 @@ async def _rates(
     question: Question,
     servers: Mapping[str, OurServer],
     case: str,
-    lanes: Sequence[Sequence[bytes]],
+    queues: Sequence[Sequence[bytes]],
     units: int,
 ) -> None:
     sides = [
         Side(
             name=named(side, case),
-            run=partial(drive, servers[side].port, lanes, units),
+            run=partial(drive, servers[side].port, queues, units),
             server=servers[side],
         )
         for side in (NOW, BEFORE)

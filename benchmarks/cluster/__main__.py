@@ -100,8 +100,8 @@ async def _warm(ground: Ground, seconds: float) -> None:
     node = ground.nodes[0]
     names = await ground.topics("warm", 8, node.instance)
     for messages in (100, 1):
-        lanes = [prepared.publishes(name, messages=messages, requests=16) for name in names]
-        await drive(node.port, lanes, units=messages, seconds=seconds)
+        queues = [prepared.publishes(name, messages=messages, requests=16) for name in names]
+        await drive(node.port, queues, units=messages, seconds=seconds)
         await ground.bare(len(names), messages, seconds)
     asked = prepared.publishes(names[0], messages=1, requests=16)
     others = (drive(other.port, [asked] * 2, units=1, seconds=3) for other in ground.nodes[1:])

@@ -1,7 +1,7 @@
 """Commits to HBase without a broker: one compare-and-set of a head, together with the messages.
 
-``python -m benchmarks.cluster.bare_commits GATEWAY TABLE LANES MESSAGES SECONDS`` prints JSON: messages, seconds,
-and the nanoseconds of each commit. Each lane is a thread with its own connection and topic. It does one commit after
+``python -m benchmarks.cluster.bare_commits GATEWAY TABLE SENDERS MESSAGES SECONDS`` prints JSON: messages, seconds,
+and the nanoseconds of each commit. Each sender is a thread with its own connection and topic. It does one commit after
 the other::
 
     checkAndPut    the head of the topic's page, and MESSAGES messages as entries    FSYNC_WAL
@@ -41,7 +41,7 @@ _PAGE_COMMITS = 500
 """The number of commits to one row, as to a page."""
 
 
-class Lane:
+class Sender:
     """One topic's commits, one after the other."""
 
     def __init__(self, gateway: tuple[str, int], table: str, name: str, messages: int) -> None:
@@ -81,7 +81,7 @@ class Lane:
         )
         done = self._client.checkAndPut(self._table, self._row, b"h", b"h", self._committed, put)
         if not done:
-            raise RuntimeError("the head of a lane has another writer")
+            raise RuntimeError("the head of a sender has another writer")
         self._committed = head
 
 
@@ -89,14 +89,15 @@ def _cell(family: bytes, column: bytes, value: bytes) -> Any:
     return IDL.TColumnValue(family=family, qualifier=column, value=value)
 
 
-def main(gateway: str, table: str, lanes: int, messages: int, seconds: float) -> None:
-    """Commit for ``seconds``; exit with 1 if a lane failed."""
+def main(gateway: str, table: str, senders: int, messages: int, seconds: float) -> None:
+    """Commit for ``seconds``; exit with 1 if a sender failed."""
     host, _, port = gateway.rpartition(":")
     run = time.time_ns()
     made = [
-        Lane((host, int(port)), table, f"bare-{run}-{number}", messages) for number in range(lanes)
+        Sender((host, int(port)), table, f"bare-{run}-{number}", messages)
+        for number in range(senders)
     ]
-    measure([lane.commit for lane in made], messages, seconds)
+    measure([sender.commit for sender in made], messages, seconds)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.figures import Question, Run, Series, percentile
 from benchmarks.harness import Bench, say
 from benchmarks.load import LoadFailed, Wire, connect, http_request
 
-TOPICS, LANES = 1000, 64
+TOPICS, SENDERS = 1000, 64
 
 
 async def measure(_: Bench, ground: Ground) -> Question:
@@ -40,7 +40,7 @@ async def measure(_: Bench, ground: Ground) -> Question:
     question.series.append(Series(name=name, unit="ms", runs=[run], runs_wanted=1))
     question.notes.append(
         f"Counted from the kill, with the session's time-out ({SESSION_TIMEOUT_MS:.0f} ms); asked on "
-        f"{LANES} connections to one of the two nodes that were left. Claiming the {TOPICS:,} topics "
+        f"{SENDERS} connections to one of the two nodes that were left. Claiming the {TOPICS:,} topics "
         f"at first took {claimed_s:.1f} s, creating them {made_s:.1f} s."
     )
     return question
@@ -51,13 +51,13 @@ async def answered(port: int, requests: Sequence[bytes], began: float) -> list[f
     left = iter(requests)
     taken: list[float] = []
     async with asyncio.timeout(3 * WAIT_S):
-        await asyncio.gather(*(_lane(port, left, began, taken) for _ in range(LANES)))
+        await asyncio.gather(*(_sender(port, left, began, taken) for _ in range(SENDERS)))
     return taken
 
 
-async def _lane(port: int, left: Iterator[bytes], began: float, taken: list[float]) -> None:
+async def _sender(port: int, left: Iterator[bytes], began: float, taken: list[float]) -> None:
     wire: Wire | None = None
-    for request in left:  # All lanes share this iterator.
+    for request in left:  # All senders share this iterator.
         while True:
             try:
                 wire = wire or await connect(port)

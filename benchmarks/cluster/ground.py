@@ -158,10 +158,10 @@ class Ground:
         """Return the running processes of the cluster."""
         return [member.pid for member in self.cluster.members if member.running]
 
-    async def bare(self, lanes: int, messages: int, seconds: float) -> Load:
+    async def bare(self, senders: int, messages: int, seconds: float) -> Load:
         """Run bare commits in a separate process."""
         gateway = self.cluster.gateways[0].place.address
-        return await _made_by("bare_commits", gateway, TABLE, lanes, messages, seconds)
+        return await _made_by("bare_commits", gateway, TABLE, senders, messages, seconds)
 
 
 async def publishes(port: int, topics: Sequence[str], messages: int, seconds: float) -> Load:

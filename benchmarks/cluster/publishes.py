@@ -1,7 +1,7 @@
 """Publish to a node, in the same way as the bare commits beside it.
 
 ``python -m benchmarks.cluster.publishes PORT MESSAGES SECONDS TOPIC…`` prints JSON: messages, seconds, and the
-nanoseconds of each request. Each topic has a lane: a thread with a connection that waits for one answer after the
+nanoseconds of each request. Each topic has a sender: a thread with a connection that waits for one answer after the
 other. An event loop in this client would add its wake-ups to the times of only one side.
 """
 
@@ -17,10 +17,10 @@ from benchmarks.load import HOST
 _ANSWER_S = 30.0
 _READ_BYTES = 1 << 16
 _REQUESTS_BYTES = 1 << 16
-"""The size of a lane's prepared requests. A lane has at least two requests. The limit is low as there are many lanes."""
+"""The size of a sender's prepared requests. A sender has at least two requests. The limit is low: there are many of them."""
 
 
-class Lane:
+class Sender:
     """One topic's publishes, one after the other."""
 
     def __init__(self, port: int, topic: str, messages: int) -> None:
@@ -51,19 +51,19 @@ class Lane:
 
 
 def requests(topic: str, messages: int) -> list[bytes]:
-    """Return a few requests; a lane sends them in turn."""
+    """Return a few requests; a sender sends them in turn."""
     count = _REQUESTS_BYTES // (messages * prepared.PAYLOAD_BYTES)
     return prepared.publishes(topic, messages=messages, requests=min(16, max(2, count)))
 
 
 def main(port: int, messages: int, seconds: float, topics: list[str]) -> None:
-    """Publish for ``seconds``; exit with 1 if a lane failed."""
-    lanes = [Lane(port, topic, messages) for topic in topics]
+    """Publish for ``seconds``; exit with 1 if a sender failed."""
+    senders = [Sender(port, topic, messages) for topic in topics]
     try:
-        measure([lane.publish for lane in lanes], messages, seconds)
+        measure([sender.publish for sender in senders], messages, seconds)
     finally:
-        for lane in lanes:
-            lane.close()
+        for sender in senders:
+            sender.close()
 
 
 if __name__ == "__main__":

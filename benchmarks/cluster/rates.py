@@ -1,8 +1,8 @@
 """Compare publishes through a node with bare commits, and forwarded publishes with direct ones.
 
-Each topic has one connection, on which one request follows the other. The bare client has as many lanes. So both have
+Each topic has one connection, on which one request follows the other. The bare client has as many senders. So both have
 the same number of commits in flight, and neither can merge two commits into one. Each side runs in its own process,
-with a blocking thread for each lane.
+with a blocking thread for each sender.
 """
 
 from __future__ import annotations

@@ -156,9 +156,9 @@ async def _run(bench: Bench, ground: Ground, side: _Side, shape: Shape) -> tuple
 
 async def _load(side: _Side, shape: Shape, seconds: float) -> int:
     """Publish to all topics at their leaders; return the number of acknowledged messages."""
-    lanes = [
+    queues = [
         (port, prepared.publishes(name, messages=shape.messages, requests=8))
         for port, name in side.topics
     ]
-    load = await pace(lanes, rate=shape.rate, units=shape.messages, seconds=seconds)
+    load = await pace(queues, rate=shape.rate, units=shape.messages, seconds=seconds)
     return load.units

@@ -82,10 +82,10 @@ async def _publish(client: Client, topic: str, number: int) -> None:
     await client.publish(topic, payload(number))
 
 
-async def _lane(task: Task, lane: int, call: Callable[[int], Awaitable[None]]) -> Times:
+async def _sender(task: Task, sender: int, call: Callable[[int], Awaitable[None]]) -> Times:
     """Make one call after the other until the time is over."""
     until_ns = time.monotonic_ns() + int(task.seconds * 1e9)
-    times, number = [], task.first + lane
+    times, number = [], task.first + sender
     while (began_ns := time.monotonic_ns()) < until_ns:
         await call(number)
         times.append([began_ns, time.monotonic_ns(), number])
@@ -101,11 +101,11 @@ async def _load(task: Task) -> Times:
         clients = [await stack.enter_async_context(Client(task.where)) for _ in range(task.clients)]
         await asyncio.gather(*(client.transactions.snapshot() for client in clients))
         await _begin()
-        lanes = [
-            _lane(task, lane, partial(call, client, task.topic))
-            for lane, client in enumerate(clients)
+        senders = [
+            _sender(task, sender, partial(call, client, task.topic))
+            for sender, client in enumerate(clients)
         ]
-        return [each for times in await asyncio.gather(*lanes) for each in times]
+        return [each for times in await asyncio.gather(*senders) for each in times]
 
 
 async def _follow(task: Task) -> Times:

@@ -38,7 +38,6 @@ from typing import Any, Literal, Self, TypeVar, Unpack
 from broker.client import admin, protocol
 from broker.client.calls import Calls
 from broker.client.client_request import ClientRequest, read_as, request_for
-from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.letter_calls import DeadLetterCalls
 from broker.client.node_directory import Leader
@@ -48,6 +47,7 @@ from broker.client.reader import Reader
 from broker.client.retrier import OnTrouble, Retrier
 from broker.client.room import Room
 from broker.client.stage import Stage
+from broker.client.topic_publisher import TopicPublisher
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_block import Transaction
 from broker.client.transaction_buffer import BUFFER_BYTES_MAX, BufferedPublisher
@@ -104,8 +104,8 @@ class Client(Reader):
         retrier = Retrier(wanted, on_trouble=on_trouble)
         self._room = Room(wanted.later_messages_max, wanted.later_bytes_max)
         super().__init__(wanted, Calls(self._transport, retrier, self._room), retrier)
-        self._lanes: dict[TopicName, Lane] = {}
-        self._later_lanes: dict[TopicId, Lane] = {}
+        self._publishers: dict[TopicName, TopicPublisher] = {}
+        self._later_publishers: dict[TopicId, TopicPublisher] = {}
         self._later: Later | None = None
         self._name_epochs: dict[str, str] = {}
         retrier.in_new_loop = self._forget_loop
@@ -127,13 +127,13 @@ class Client(Reader):
         if self._later is not None:
             await self._later.end(flush_s)
         self._retrier.close()
-        lanes = {*self._lanes.values(), *self._later_lanes.values()}
-        for lane in lanes:
-            lane.close()
-        # Close the transport first: it wakes lanes that wait for a connection.
+        publishers = {*self._publishers.values(), *self._later_publishers.values()}
+        for publisher in publishers:
+            publisher.close()
+        # Close the transport first: it wakes publishers that wait for a connection.
         await self._transport.close()
-        for lane in lanes:
-            await lane.finished()
+        for publisher in publishers:
+            await publisher.finished()
 
     # --- Topics -----------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Client(Reader):
     ) -> Published:
         """Publish one message, or several as one request that is stored whole or not at all.
 
-        Single messages from concurrent calls share a request (see ``lane``). A message with a pointer, a lifetime
+        Single messages from concurrent calls share a request. A message with a pointer, a lifetime
         or an idempotency key of its own, and a sequence of messages, has a request of its own.
 
         Args:
@@ -311,10 +311,10 @@ class Client(Reader):
     ) -> Published:
         """Publish one message in a request that it may share with others."""
         ends, size = self._retrier.ends(), len(payload) + len(attributes)
-        lane = self._lanes.get(topic) or self._lane(topic)
+        publisher = self._publishers.get(topic) or self._publisher(topic)
         if self._room.take(1, size):
-            return await lane.add(payload, attributes, ends)
-        add = partial(lane.add, payload, attributes, ends)
+            return await publisher.add(payload, attributes, ends)
+        add = partial(publisher.add, payload, attributes, ends)
         answer = await self._room.wait(1, size, ends, add, lambda answer: answer.cancel())
         try:
             return await answer
@@ -343,15 +343,15 @@ class Client(Reader):
         """The queue of ``publish_later``: its counts, its bounds, ``flush``."""
         if self._later is None:
             self._later = Later(
-                self._later_lane, self._room, self._retrier.ends, self.settings.later_on_full
+                self._later_publisher, self._room, self._retrier.ends, self.settings.later_on_full
             )
         return self._later
 
-    def _later_lane(self, topic: TopicId) -> Lane:
-        if topic not in self._later_lanes:
+    def _later_publisher(self, topic: TopicId) -> TopicPublisher:
+        if topic not in self._later_publishers:
             ordered = replace(self.settings, requests_in_flight_max=1, connections_per_topic=1)
-            self._later_lanes[topic] = self._new_lane(topic, ordered)
-        return self._later_lanes[topic]
+            self._later_publishers[topic] = self._new_publisher(topic, ordered)
+        return self._later_publishers[topic]
 
     async def flush(self) -> None:
         """Wait until every message given to ``publish_later`` so far is acknowledged or given up."""
@@ -560,8 +560,8 @@ class Client(Reader):
 
     def _forget_loop(self) -> None:
         """Forget what belongs to a loop that has ended: its messages are not settled, and never will be."""
-        self._lanes.clear()
-        self._later_lanes.clear()
+        self._publishers.clear()
+        self._later_publishers.clear()
         self._room.clear()
         if self._later is not None:
             self._later.forget()
@@ -569,17 +569,19 @@ class Client(Reader):
     def _key(self, key: str | None) -> str | None:
         return uuid.uuid4().hex if key is None and self.settings.idempotent else key
 
-    def _lane(self, topic: TopicName) -> Lane:
-        """Return the lane of a topic; create it on first use."""
+    def _publisher(self, topic: TopicName) -> TopicPublisher:
+        """Return the publisher of a topic; create it on first use."""
         identifier = self._topic(topic)
-        lane = self._lanes.get(identifier)
-        if lane is None:
-            lane = self._lanes[identifier] = self._new_lane(identifier, self.settings)
-        self._lanes[topic] = lane
-        return lane
+        publisher = self._publishers.get(identifier)
+        if publisher is None:
+            publisher = self._publishers[identifier] = self._new_publisher(
+                identifier, self.settings
+            )
+        self._publishers[topic] = publisher
+        return publisher
 
-    def _new_lane(self, topic: TopicId, settings: Settings) -> Lane:
+    def _new_publisher(self, topic: TopicId, settings: Settings) -> TopicPublisher:
         before = asyncio.get_running_loop().time() - self.settings.idle_s_max
-        for other in {*self._lanes.values(), *self._later_lanes.values()}:
+        for other in {*self._publishers.values(), *self._later_publishers.values()}:
             other.close_if_idle(before)
-        return Lane(topic, settings, self._transport, self._retrier, self._room)
+        return TopicPublisher(topic, settings, self._transport, self._retrier, self._room)

@@ -2,7 +2,7 @@
 
 ::
 
-    publish_later ──> room? ──> [ lane of a topic ] ──> one request at a time, as full as its bounds allow
+    publish_later ──> room? ──> [ publisher of a topic ] ──> one request at a time, as full as its bounds allow
          │                                                 │ refused for now: again, up to its deadline
          └ none: wait | drop | raise                       └ acknowledged, refused, unknown: the future
 
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from broker.client.lane import Lane
 from broker.client.publish_request import EncodedMessage
 from broker.client.room import Room
+from broker.client.topic_publisher import TopicPublisher
 from broker.client.values import OnFull, Published, check_on_full
 from broker.errors import BrokerError
 from broker.escapes import escaping_logger
@@ -53,7 +53,7 @@ class Later:
     """The queue of ``publish_later``.
 
     Args:
-        lane: makes the lane of a topic, with one request in flight.
+        publisher: makes the publisher of a topic, with one request in flight.
         room: holds the messages.
         ends: returns the deadline of a call that begins now.
         on_full: what ``put`` does without room, unless its caller decides.
@@ -61,13 +61,13 @@ class Later:
 
     def __init__(
         self,
-        lane: Callable[[TopicId], Lane],
+        publisher: Callable[[TopicId], TopicPublisher],
         room: Room,
         ends: Callable[[], float],
         on_full: OnFull,
     ) -> None:
         self.counts = Counts()
-        self._lane = lane
+        self._publisher = publisher
         self._room = room
         self._ends = ends
         self._on_full = on_full
@@ -109,7 +109,7 @@ class Later:
             await asyncio.wait(set(self._unsettled))
 
     async def end(self, timeout_s: float) -> None:
-        """Give the queued messages ``timeout_s`` seconds. The close of their lanes gives up the others."""
+        """Give the queued messages ``timeout_s`` seconds. The close of the client gives up the others."""
         if self._unsettled:
             await asyncio.wait(set(self._unsettled), timeout=timeout_s)
 
@@ -121,7 +121,9 @@ class Later:
     # --- Inside -----------------------------------------------------------------------------------
 
     def _accept(self, topic: TopicId, message: EncodedMessage, ends: float) -> Answer:
-        answer = self._lane(topic).add(message.payload, message.attributes, ends, message.ttl_s)
+        answer = self._publisher(topic).add(
+            message.payload, message.attributes, ends, message.ttl_s
+        )
         self.counts.accepted += 1
         self._unsettled.add(answer)
         answer.add_done_callback(self._settled)

@@ -3,7 +3,7 @@
 A publish takes room before the client keeps a copy of it, and gives the room back when it is settled. If there is no
 room, its call waits in the order of the calls, until its deadline. Then it is refused::
 
-    publish, publish_later ──▶ room? ──▶ lane, request, answer ──▶ room is given back
+    publish, publish_later ──▶ room? ──▶ publisher, request, answer ──▶ room is given back
                                 └ none: wait ──▶ the deadline: Overloaded
 """
 

@@ -1,4 +1,4 @@
-"""One connection of a lane. It keeps requests in order when they fail or the leader changes.
+"""One connection of a publisher. It keeps requests in order when they fail or the leader changes.
 
 Several requests at a time are in flight on the connection, and the broker processes them in its order. Two
 things would break this order: a request that is sent again, and a next request that goes to another node. So each

@@ -77,8 +77,8 @@ REFUSAL = b"HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nwhy?"
 
 
 @asynccontextmanager
-async def answering(*pieces: bytes) -> AsyncIterator[publishes.Lane]:
-    """Give a lane to a server that answers each request with these pieces, and then closes."""
+async def answering(*pieces: bytes) -> AsyncIterator[publishes.Sender]:
+    """Give a sender to a server that answers each request with these pieces, and then closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # The random payloads of the body contain no empty line.
@@ -89,25 +89,25 @@ async def answering(*pieces: bytes) -> AsyncIterator[publishes.Lane]:
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        lane = await asyncio.to_thread(
-            publishes.Lane, server.sockets[0].getsockname()[1], "topic", 1
+        sender = await asyncio.to_thread(
+            publishes.Sender, server.sockets[0].getsockname()[1], "topic", 1
         )
         try:
-            yield lane
+            yield sender
         finally:
-            lane.close()
+            sender.close()
 
 
 async def test_an_answer_may_arrive_in_pieces() -> None:
-    async with answering(ANSWER[:20], ANSWER[20:]) as lane:
-        await asyncio.to_thread(lane.publish)
+    async with answering(ANSWER[:20], ANSWER[20:]) as sender:
+        await asyncio.to_thread(sender.publish)
 
 
 @pytest.mark.parametrize("pieces", [[REFUSAL], [ANSWER[:20]], [], [ANSWER.replace(b"0", b"3")]])
 async def test_an_answer_that_is_no_acknowledgement_ends_the_run(pieces: list[bytes]) -> None:
-    async with answering(*pieces) as lane:
+    async with answering(*pieces) as sender:
         with pytest.raises(RuntimeError, match="not the answer"):
-            await asyncio.to_thread(lane.publish)
+            await asyncio.to_thread(sender.publish)
 
 
 def test_latencies_beside_other_programs_are_no_result() -> None:

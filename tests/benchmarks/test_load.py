@@ -47,8 +47,8 @@ async def test_large_answers_are_skimmed_one_after_the_other(port: int) -> None:
 
 
 async def test_load_counts_answers(port: int) -> None:
-    lanes = [[http_request("GET", "/empty"), http_request("GET", "/body")]] * 3
-    load = await drive(port, lanes, units=10, seconds=0.2)
+    senders = [[http_request("GET", "/empty"), http_request("GET", "/body")]] * 3
+    load = await drive(port, senders, units=10, seconds=0.2)
     assert load.units == 10 * len(load.latencies_ns) > 0
     assert min(load.latencies_ns) > 0
 
@@ -62,10 +62,10 @@ async def test_an_error_ends_the_load(port: int) -> None:
     connection.close()
 
 
-async def test_a_paced_load_sends_by_the_clock_to_all_lanes_in_turn(port: int) -> None:
-    lanes = [(port, [http_request("GET", "/empty")]), (port, [http_request("GET", "/body")])]
-    load = await pace(lanes, rate=1000, units=10, seconds=0.2)
-    again = await pace(lanes, rate=1000, units=10, seconds=0.2)
+async def test_a_paced_load_sends_by_the_clock_to_all_ports_in_turn(port: int) -> None:
+    senders = [(port, [http_request("GET", "/empty")]), (port, [http_request("GET", "/body")])]
+    load = await pace(senders, rate=1000, units=10, seconds=0.2)
+    again = await pace(senders, rate=1000, units=10, seconds=0.2)
     # The number of requests depends on the clock, not on the answers. Both loads send at the same moments.
     assert load.units == again.units == 10 * len(load.latencies_ns) > 0
     assert min(load.latencies_ns) > 0

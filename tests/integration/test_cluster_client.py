@@ -40,7 +40,7 @@ async def forwarded(cluster: LocalCluster) -> int:
 
 
 class Publishers:
-    """Publishers to one topic; each sends one request after the other, and half of them use a lane."""
+    """Publishers to one topic; each sends one request after the other, and half of them share requests."""
 
     def __init__(self, cluster: LocalCluster, client: Client, topic: str) -> None:
         self.acknowledged: list[bytes] = []

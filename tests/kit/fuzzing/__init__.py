@@ -2,7 +2,7 @@
 
 ::
 
-    grammar ──▶ case ──▶ mutation ──▶ bytes ──▶ lanes ──▶ broker
+    grammar ──▶ case ──▶ mutation ──▶ bytes ──▶ connections ──▶ broker
        ▲                    ▲                     │
        └── routes           └────── corpus ◀──────┘  new answers
 

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tests.kit.fuzzing.connections import FuzzedConnection
 from tests.kit.fuzzing.corpus import Answer, Corpus
 from tests.kit.fuzzing.grammar import NAMESPACE, STREAMS, TOPICS, Case, Grammar
-from tests.kit.fuzzing.lanes import Lane
 from tests.kit.fuzzing.mutation import misframed, mutated, wire
 
-LANES = 12
+CONNECTIONS = 12
 TOGETHER_MAX = 12
 """Requests that are sent at once on one connection."""
 MISFRAMED = 0.06
@@ -62,7 +62,7 @@ class Run:
     async def send(self, requests: int) -> Found:
         """Send requests until so many are answered; return the findings."""
         began = time.monotonic()
-        await asyncio.gather(*(self._lane(requests) for _ in range(LANES)))
+        await asyncio.gather(*(self._connection(requests) for _ in range(CONNECTIONS)))
         self.found.seconds = time.monotonic() - began
         return self.found
 
@@ -75,47 +75,47 @@ class Run:
         grown = self.corpus.any(rng) if rng.random() < 0.7 else None
         return mutated(grown or case, case, rng)
 
-    async def _lane(self, requests: int) -> None:
-        lane = await Lane.to(self._port)
+    async def _connection(self, requests: int) -> None:
+        connection = await FuzzedConnection.to(self._port)
         while self.found.answered < requests:
-            if not lane.open or lane.closing:
-                lane.abort()
-                lane = await Lane.to(self._port)
+            if not connection.open or connection.closing:
+                connection.abort()
+                connection = await FuzzedConnection.to(self._port)
             if self._rng.random() < MISFRAMED:
-                await self._misframed(lane)
-                lane.closing = True
+                await self._misframed(connection)
+                connection.closing = True
             else:
-                await self._exchange(lane)
-        lane.abort()
+                await self._exchange(connection)
+        connection.abort()
 
     def _some(self) -> list[tuple[Case, bytes]]:
         cases = [self.next_case() for _ in range(self._rng.randrange(1, TOGETHER_MAX + 1))]
         return [(case, wire(case)) for case in cases if not _is_stream(case)]
 
-    async def _exchange(self, lane: Lane) -> None:
+    async def _exchange(self, connection: FuzzedConnection) -> None:
         some = self._some()
         data = b"".join(request for _, request in some)
         self.found.sent += len(some)
         try:
-            answers = await lane.exchange(data, len(some))
+            answers = await connection.exchange(data, len(some))
         except TimeoutError:
-            self.found.note(f"silence after {len(lane.answers)} of {len(some)} answers", data)
-            lane.abort()
+            self.found.note(f"silence after {len(connection.answers)} of {len(some)} answers", data)
+            connection.abort()
             return
-        if len(answers) < len(some) and not lane.closing:
+        if len(answers) < len(some) and not connection.closing:
             self.found.note(f"cut after {len(answers)} of {len(some)} answers", data)
         for (case, request), answer in zip(some, answers, strict=False):
             self._look(answer, request)
             self.found.routes[case.route] += 1
             self.found.kept += self.corpus.take(case, answer)
 
-    async def _misframed(self, lane: Lane) -> None:
+    async def _misframed(self, connection: FuzzedConnection) -> None:
         some = self._some()
         requests = [request for _, request in some]
         requests.append(misframed(wire(self.next_case()), self._rng))
         self.found.sent += len(requests)
         data = b"".join(requests)
-        for answer in await lane.last(data):
+        for answer in await connection.last(data):
             self._look(answer, data)
 
     def _look(self, answer: Answer, request: bytes) -> None:
@@ -135,11 +135,11 @@ def _is_stream(case: Case) -> bool:
 
 async def prepare(port: int) -> None:
     """Create the topics that cases use, with a message in each."""
-    lane = await Lane.to(port)
+    connection = await FuzzedConnection.to(port)
     for topic in TOPICS:
         path = f"/v1/namespaces/{NAMESPACE}/topics/{topic}"
         create = wire(Case("", "PUT", path, (), b""))
         publish = wire(Case("", "POST", f"{path}/publish", (("Content-Type", "text/plain"),), b"x"))
-        answers = await lane.exchange(create + publish, 2)
+        answers = await connection.exchange(create + publish, 2)
         assert [answer.status for answer in answers] == [200, 200], answers
-    lane.abort()
+    connection.abort()

@@ -21,7 +21,7 @@ VIRTUAL = (
     "test_subscriber",
     "test_retrier",
     "test_transactions.",
-    "test_lane.",
+    "test_topic_publisher.",
     "test_later.",
     "test_bulk.",
     "test_room.",

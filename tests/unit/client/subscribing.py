@@ -57,7 +57,7 @@ class DirectTransport:
         yield StreamedReply(reply.status, reply.headers, _one(reply.body))
 
     async def connect(self, topic: Any) -> Any:
-        raise AssertionError("no test of subscribers needs a lane")
+        raise AssertionError("no test of subscribers needs a publisher")
 
     async def close(self) -> None:
         pass

@@ -18,7 +18,7 @@ LINGER_S: Final = 2.0
 TEXT_BYTES: Final = 300
 
 
-class Lane(asyncio.Protocol):
+class FuzzedConnection(asyncio.Protocol):
     """One connection; the broker decides when it ends."""
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Lane(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def to(cls, port: int) -> Lane:
+    async def to(cls, port: int) -> FuzzedConnection:
         """Connect to a port of loopback."""
         loop = asyncio.get_running_loop()
-        _, lane = await loop.create_connection(cls, "127.0.0.1", port)
-        return lane
+        _, connection = await loop.create_connection(cls, "127.0.0.1", port)
+        return connection
 
     async def exchange(self, data: bytes, requests: int) -> list[Answer]:
         """Send requests at once, and return their answers; there are fewer if the connection ended.

@@ -11,15 +11,15 @@ If no request is in flight, a publish leaves at the end of the current turn of t
 with the other publishes of that turn. While requests are in flight, the next batch fills up. So a single
 caller never waits for other callers, and the batches grow with the load.
 
-With several connections (``connections_per_topic``) the lane divides the waiting messages among the idle
+With several connections (``connections_per_topic``) the publisher divides the waiting messages among the idle
 ones: the broker reads one request while it syncs another. Then the broker decides the order of calls that
 are awaited at the same time.
 
-If the broker refuses a request for a reason that one message may have caused, the lane sends each of its
+If the broker refuses a request for a reason that one message may have caused, the publisher sends each of its
 messages again alone, so that only the faulty message fails. That is safe, because *refused* means that the
 broker stored none of them. For speed, this module does little work per message: it creates one future each.
 
-The deadline of a message counts from its call. One timer of the lane fails the messages whose deadlines have passed: in
+The deadline of a message counts from its call. One timer of the publisher fails those whose deadlines have passed: in
 the queue, between two attempts, and in flight. The next attempt leaves them out, unless an earlier one got no answer.
 """
 
@@ -45,7 +45,7 @@ from broker.errors import BrokerError
 from broker.model import TopicId
 
 
-class Lane:
+class TopicPublisher:
     """Collects publishes of one topic and sends them on connections of its own."""
 
     def __init__(

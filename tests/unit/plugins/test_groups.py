@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.lanes import lane_of, niceness_of, place_of
+from tests.plugins.groups import group_of, niceness_of, place_of
 
 pytestmark = pytest.mark.slow
 
-PLUGIN = "tests.plugins.lanes"
+PLUGIN = "tests.plugins.groups"
 PRINTING = """
 import os
 
@@ -37,7 +37,7 @@ FLAGS = (
 
 
 @pytest.mark.parametrize(
-    ("nodeid", "lane"),
+    ("nodeid", "group"),
     [
         ("tests/unit/test_clock.py::test_it[a]", "tests/unit/test_clock.py"),
         ("tests/chaos/test_cases.py::TestOnACluster::test_it", "cluster"),
@@ -49,17 +49,17 @@ FLAGS = (
         ("tests/integration/attacks/test_heads.py::test_it", "attacks"),
     ],
 )
-def test_tests_that_share_servers_are_in_one_lane(nodeid: str, lane: str) -> None:
-    assert lane_of(nodeid) == lane
+def test_tests_that_share_servers_are_in_one_group(nodeid: str, group: str) -> None:
+    assert group_of(nodeid) == group
 
 
-def test_the_longest_lane_is_first_and_the_computing_lanes_are_last() -> None:
+def test_the_longest_group_is_first_and_the_computing_groups_are_last() -> None:
     attack = "tests/integration/attacks/test_heads.py::test_it"
     nodeids = [attack, *(f"{file}::test_where" for file in FILES)]
     assert sorted(nodeids, key=place_of) == [nodeids[place] for place in (3, 2, 1, 0, 4, 5)]
 
 
-def test_lanes_run_in_parallel_and_yield_to_a_cluster(pytester: pytest.Pytester) -> None:
+def test_groups_run_in_parallel_and_yield_to_a_cluster(pytester: pytest.Pytester) -> None:
     for name in FILES:
         file = Path(name)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def test_lanes_run_in_parallel_and_yield_to_a_cluster(pytester: pytest.Pytester)
     by_file = {file: ran[file.removesuffix(".py").replace("/", ".")] for file in FILES}
     assert by_file[FILES[1]][0] == by_file[FILES[2]][0], "the cluster's tests have one worker"
     assert len({worker for worker, _ in by_file.values()}) == 2
-    # This test may be in a lane itself.
+    # This test may be in a group itself.
     assert {file: int(nice) for file, (_, nice) in by_file.items()} == {
         file: max(os.nice(0), niceness_of(file)) for file in FILES
     }
@@ -86,4 +86,4 @@ def test_a_test_that_would_start_a_second_hbase_is_refused(pytester: pytest.Pyte
     file.write_text("def test_it(shared_hbase):\n    pass\n")
     result = pytester.runpytest_subprocess(*FLAGS)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*test_stray.py::test_it belongs into the lane 'cluster'*"])
+    result.stderr.fnmatch_lines(["*test_stray.py::test_it belongs into the group 'cluster'*"])

@@ -1,8 +1,8 @@
-"""Lanes of tests for parallel workers: tests that share servers are one lane; other lanes fill the gaps.
+"""Groups of tests for parallel workers: tests that share servers are one group; other groups fill the gaps.
 
-A session has one HBase, one ZooKeeper and one set of nodes. All tests that share them are one lane, and one worker runs
-it. Tests that share the original's server are another lane, and so are tests that share a Spark. Tests that measure an
-attacked broker are one lane, beside tests that only compute and give way to them. Each other file is its own lane; a
+A session has one HBase, one ZooKeeper and one set of nodes. All tests that share them are one group, and one worker runs
+it. Tests that share the original's server are another group, and so are tests that share a Spark. Tests that measure an
+attacked broker are one group, beside tests that only compute and give way to them. Each other file is its own group; a
 free worker takes the next. So with ``pytest -n 3`` all workers end at about the same time, and two cores
 are busy while tests of the cluster or of Spark wait for a process::
 
@@ -41,14 +41,14 @@ SHARED = {
     "original": {"java_client", "tms_server"},
     "spark": {"spark"},
 }
-"""The fixtures of shared servers, by lane."""
+"""The fixtures of shared servers, by group."""
 NICENESS = 5
 NICENESS_OF_COMPUTING = 10
 """Other tests give way, so that no deadline of a cluster passes because of them."""
 
 
-def lane_of(nodeid: str) -> str:
-    """Return the lane of a test."""
+def group_of(nodeid: str) -> str:
+    """Return the group of a test."""
     if nodeid.startswith(CLUSTER):
         return "cluster"
     if nodeid.startswith(SPARK):
@@ -59,27 +59,27 @@ def lane_of(nodeid: str) -> str:
 
 
 def place_of(nodeid: str) -> tuple[int, int]:
-    """Return a test's place in the order: the longest lanes come first, tests that only compute come last."""
-    if lane_of(nodeid) == "cluster":
+    """Return a test's place in the order: the longest groups come first, tests that only compute come last."""
+    if group_of(nodeid) == "cluster":
         return 0, next(place for place, start in enumerate(CLUSTER) if nodeid.startswith(start))
-    if lane_of(nodeid) == "original":
+    if group_of(nodeid) == "original":
         return 1, 0
-    if lane_of(nodeid) == "spark":
+    if group_of(nodeid) == "spark":
         return 1, 1
-    if lane_of(nodeid) == "attacks":
+    if group_of(nodeid) == "attacks":
         return 2, 1
     return (3, 0) if nodeid.startswith(COMPUTING) else (2, 0)
 
 
 def niceness_of(nodeid: str) -> int:
     """Return the process priority of a test; a higher number gives way to others."""
-    if lane_of(nodeid) == "cluster":
+    if group_of(nodeid) == "cluster":
         return 0
     return NICENESS_OF_COMPUTING if nodeid.startswith(COMPUTING) else NICENESS
 
 
-class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
-    """Gives each lane to one worker, in the order in which tests were collected."""
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
+    """Gives each group to one worker, in the order in which tests were collected."""
 
     def __init__(self, config: pytest.Config, log: object) -> None:
         """Keep the order of the collected tests."""
@@ -87,7 +87,7 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane_of(nodeid)
+        return group_of(nodeid)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,18 +100,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the lanes. Raises UsageError for a test that would start a shared server twice."""
+    """Sort the groups. Raises UsageError for a test that would start a shared server twice."""
     for item in items:
-        lane, fixtures = lane_of(item.nodeid), set(getattr(item, "fixturenames", ()))
+        group, fixtures = group_of(item.nodeid), set(getattr(item, "fixturenames", ()))
         for other, shared in SHARED.items():
-            if lane != other and fixtures & shared:
-                raise pytest.UsageError(f"{item.nodeid} belongs into the lane {other!r} (lanes.py)")
+            if group != other and fixtures & shared:
+                raise pytest.UsageError(
+                    f"{item.nodeid} belongs into the group {other!r} (groups.py)"
+                )
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
-    """Distribute tests by lane, whatever ``--dist`` says."""
-    return Lanes(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups:
+    """Distribute tests by group, whatever ``--dist`` says."""
+    return Groups(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
