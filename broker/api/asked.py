@@ -52,19 +52,17 @@ class BodyType(enum.Enum):
 JSON_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest body in JSON. Without it, a small compressed body could inflate to a very large text that the broker
 then refuses."""
-KEPT: Final = frozenset({"create_topic", "update_topic"})
-"""The routes whose bodies a node keeps in memory."""
 _RAW = ("text/plain", "application/octet-stream")
 _JSONS = (JSON, AVRO_JSON)
 
 
-def check_coding(headers: Mapping[str, str], route: str) -> None:
-    """Refuse a compressed body of a route that keeps the body: a small request would take much memory for ever.
+def check_coding(headers: Mapping[str, str]) -> None:
+    """Refuse a compressed body of an operation that keeps it: a small request would take much memory for ever.
 
     Raises:
         BadRequest: the body is compressed.
     """
-    if route in KEPT and headers.get("Content-Encoding", "identity").lower() != "identity":
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
         raise BadRequest("Properties can't be compressed. Send them without Content-Encoding.")
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from broker.api import asked
 from broker.api.asked import place_in
-from broker.clock import Clock
+from broker.api.router import TopicHandlers
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply, media_type
 from broker.http.request import Request
@@ -17,21 +17,13 @@ from broker.operations.media_types import THRIFT
 from broker.operations.parameters import BLOCKER_LIMIT
 from broker.operations.replies import Blockers, FirstMessage
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
-from broker.topics.topics import Topics
-from broker.transactions.service_calls import AskedService
 from broker.wire.transaction import decode_transaction
 
 LISTED_MAX: Final = 10_000
 
 
-class BlockersApi:
+class BlockersApi(TopicHandlers):
     """The handler of blockers."""
-
-    def __init__(self, topics: Topics, service: AskedService, clock: Clock) -> None:
-        """Keep the topics, the transaction service that knows the states, and the clock."""
-        self._topics = topics
-        self._service = service
-        self._clock = clock
 
     async def blockers(self, request: Request) -> Answer:
         """Answer which transactions block a consumer, the first one first."""
@@ -43,7 +35,7 @@ class BlockersApi:
         known, problem = (
             await self._known(request, found.blockers) if found.blockers else ({}, None)
         )
-        now_ms = self._clock.now_ms()
+        now_ms = self._topics.around.clock.now_ms()
         return json_reply(
             Blockers(
                 snapshot_of=of,
@@ -67,16 +59,16 @@ class BlockersApi:
                 return await asked.read(request, decode_transaction), "request"
             return await asked.read_snapshot(request), "request"
         if text is None:
-            return await self._service.snapshot(request.deadline), "now"
+            return await self._parts.service.snapshot(request.deadline), "now"
         if not (text.isascii() and text.isdecimal() and len(text) <= 19):
             raise BadRequest(f"transaction: must be the number of a transaction, not {text!r:.80}.")
         number = min(int(text), POINTER_MAX)
-        shown = await self._service.show(number, request.deadline)
+        shown = await self._parts.service.show(number, request.deadline)
         if shown["state"] not in ("in_progress", "committing"):
             raise BadRequest(
                 f"transaction: {number} is {shown['state']}, so it can't read any more."
             )
-        now = await self._service.snapshot(request.deadline)
+        now = await self._parts.service.snapshot(request.deadline)
         checkpoints = [*map(int, shown.get("checkpoints", ()))]
         is_long = shown.get("type") == "long"
         return as_transaction(now, number, checkpoints, long=is_long), "transaction"
@@ -86,7 +78,7 @@ class BlockersApi:
     ) -> tuple[dict[int, dict[str, Any]], str | None]:
         """Return the service's answers by write pointer; if it does not answer, none and the reason."""
         try:
-            listed = await self._service.list(limit=LISTED_MAX, deadline=request.deadline)
+            listed = await self._parts.service.list(limit=LISTED_MAX, deadline=request.deadline)
             known = {
                 pointer: {"state": "in_progress", **each}
                 for each in listed["in_progress"]
@@ -94,7 +86,7 @@ class BlockersApi:
             }
             for pointer in (each.pointer for each in blockers):
                 try:
-                    shown = await self._service.show(pointer, request.deadline)
+                    shown = await self._parts.service.show(pointer, request.deadline)
                     known[pointer] = {**known.get(pointer, {}), **shown}
                 except NotFound:
                     known.setdefault(pointer, {"state": "unknown"})

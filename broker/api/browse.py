@@ -16,6 +16,7 @@ from broker.api.message_list import (
     shown,
     shown_beside,
 )
+from broker.api.router import TopicHandlers
 from broker.http.budget import BudgetKind, Usage
 from broker.http.reply import Answer, ChunkedReply, Piece, Reply
 from broker.http.request import Request
@@ -25,7 +26,6 @@ from broker.operations.media_types import JSON
 from broker.operations.parameters import BROWSE_LIMIT, ORDER, PAYLOAD
 from broker.places import Place
 from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
-from broker.topics.topics import Topics
 from broker.wire import attributes
 from broker.wire.avrojson import PART_BYTES
 from broker.wire.jsontext import shown_long
@@ -34,13 +34,8 @@ PREVIEW_BYTES = 1024
 _OPENING: Final = b'{"messages":'
 
 
-class Browsing:
+class Browsing(TopicHandlers):
     """The handlers of browse."""
-
-    def __init__(self, topics: Topics, *, messages_max: int) -> None:
-        """Keep the service; ``messages_max`` bounds one page."""
-        self._topics = topics
-        self._messages_max = messages_max
 
     async def browse(self, request: Request) -> Answer:
         """Answer a page of messages, and the place where the next page begins."""
@@ -56,7 +51,7 @@ class Browsing:
         wanted = BrowseQuery(
             start=place_in(request, "from"),
             end=place_in(request, "to"),
-            limit=BROWSE_LIMIT.of(query, most=self._messages_max),
+            limit=BROWSE_LIMIT.of(query, most=self._parts.config.limits.browse_messages_max),
             descending=ORDER.of(query) == "desc",
             snapshot=snapshot,
             # The extra byte shows whether the payload is longer than the preview.

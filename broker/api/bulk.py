@@ -14,6 +14,7 @@ from typing import Final
 from broker.api.arrow import ArrowMaker, ArrowStream
 from broker.api.asked import id_in, in_generation, read_snapshot
 from broker.api.polls import blocked_by
+from broker.api.router import TopicHandlers
 from broker.errors import BadRequest
 from broker.http.reply import Answer, ChunkedReply, Piece
 from broker.http.request import Request
@@ -22,7 +23,6 @@ from broker.model import Snapshot
 from broker.operations.media_types import ARROW
 from broker.topics.pages import PollPage, cut
 from broker.topics.streams import BulkStream
-from broker.topics.topics import Topics
 
 THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
 THREAD_ATTRIBUTES_BYTES_MIN: Final = 16 * 1024
@@ -30,13 +30,10 @@ THREAD_ATTRIBUTES_BYTES_MIN: Final = 16 * 1024
 would delay other requests."""
 
 
-class BulkReading:
+class BulkReading(TopicHandlers):
     """The handlers of bulk reads."""
 
-    def __init__(self, topics: Topics) -> None:
-        """Keep the service."""
-        self._topics = topics
-        self._maker: ArrowMaker | None = None
+    _maker: ArrowMaker | None = None
 
     async def arrow(self, request: Request) -> Answer:
         """Answer all messages of a range."""

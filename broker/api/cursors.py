@@ -6,6 +6,7 @@ from typing import Final
 
 from broker.api import asked
 from broker.api.asked import end_of
+from broker.api.router import TopicHandlers
 from broker.errors import BadRequest
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
@@ -16,17 +17,12 @@ from broker.operations.sent import CursorSent
 from broker.operations.table import CURSOR_BYTES_MAX
 from broker.places import Place
 from broker.topics.cursors import StoredCursor, shown
-from broker.topics.topics import Topics
 
 DATA_BYTES_MAX: Final = 1024
 
 
-class CursorHandlers:
+class CursorHandlers(TopicHandlers):
     """The handlers of named cursors."""
-
-    def __init__(self, topics: Topics) -> None:
-        """Keep the service."""
-        self._topics = topics
 
     async def cursors(self, request: Request) -> Answer:
         """Answer a page of a topic's cursors, each with its lag."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from broker import logs
 from broker.api import asked
-from broker.api.origins import UNDER_ANY_NAME, Origins, preflight_reply
+from broker.api.origins import Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
 from broker.errors import (
@@ -32,9 +32,8 @@ from broker.http.request import PathNames, Request
 from broker.metrics import OK, Metrics
 from broker.moments import span_s
 from broker.operations.operation import Action
-from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
+from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX, TIMEOUT
 
-REQUEST_TIMEOUT = "Request-Timeout"
 UNKNOWN_ROUTE = "unknown"
 PREFLIGHT = "preflight"
 INTERNAL = BrokerError.code
@@ -90,13 +89,14 @@ class Dispatch:
             return self._preflight(path)
         found = self.router.find(method, path)
         operation = found.route.operation
-        if operation.name not in UNDER_ANY_NAME:
+        if not operation.is_for_probes:
             self._origins.check_host(headers)
-        timeout = headers.get(REQUEST_TIMEOUT)
+        timeout = headers.get(TIMEOUT.name)
         timeout_s = self._deadline_s
         if timeout is not None:
             timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
-        asked.check_coding(headers, operation.name)
+        if operation.keeps_body:
+            asked.check_coding(headers)
         most = asked.bytes_max(headers, operation.body_bytes_max)
         return Admitted(found, found.names, timeout_s, most, timeout is not None)
 
@@ -187,10 +187,10 @@ def parse_timeout_s(text: str) -> float:
     try:
         seconds = span_s(text)
     except ValueError as error:
-        raise BadRequest(f"{REQUEST_TIMEOUT}: {error}") from None
+        raise BadRequest(f"{TIMEOUT.name}: {error}") from None
     if not 0 < seconds <= REQUEST_TIMEOUT_S_MAX:
         raise BadRequest(
-            f"{REQUEST_TIMEOUT} must be seconds, more than 0 and at most "
+            f"{TIMEOUT.name} must be seconds, more than 0 and at most "
             f"{REQUEST_TIMEOUT_S_MAX:g}, not {text!a:.80}."
         )
     return seconds

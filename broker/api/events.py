@@ -27,7 +27,7 @@ node has no room for its next large page. An id of an earlier generation of the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ import orjson
 
 from broker.api.asked import in_generation, place_in
 from broker.api.message_list import message_in_pieces, shown_message
-from broker.api.polls import EventPage, committed_in
-from broker.api.routed import BROKER_LEADER
+from broker.api.polls import EventPage, Polling, committed_in
+from broker.api.router import NodeParts, TopicHandlers
 from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
 from broker.http.reply import Answer, ChunkedReply, Headers
@@ -47,17 +47,16 @@ from broker.model import (
     MessageId,
     Poll,
     ShownMessage,
-    Snapshot,
     TopicId,
     log_key_before,
 )
 from broker.operations.media_types import EVENTS
+from broker.operations.parameters import LEADER_HEADER
 from broker.places import Place
 from broker.routing.routed_calls import LeaderSeen
 from broker.shield import unless_abandoned
 from broker.topics.blockers import BlockersQuery
 from broker.topics.browse import BrowseQuery
-from broker.topics.topics import Topics
 from broker.wire.avrojson import PART_BYTES
 
 NOW: Final = "now"
@@ -71,28 +70,18 @@ BEFORE_ALL: MessageId = bytes(MESSAGE_ID_BYTES)
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
-PollNext = Callable[[Request, Poll, float], Awaitable[EventPage | None]]
-"""Polls for a stream's request, and waits at most so many seconds. Returns None if the client has gone."""
-
-
-class Events:
+class Events(TopicHandlers):
     """The handler of event streams."""
 
     def __init__(
-        self,
-        topics: Topics,
-        poll: PollNext,
-        snapshot: Callable[[Request], Awaitable[Snapshot]],
-        leader: Callable[[TopicId], LeaderSeen | None],
-        *,
-        keep_alive_s: float = KEEP_ALIVE_S,
+        self, parts: NodeParts, polls: Polling, *, keep_alive_s: float = KEEP_ALIVE_S
     ) -> None:
-        """Keep the service, the functions that poll and tell snapshot and leader, and the longest time without a byte."""
-        self._topics = topics
-        self._poll = poll
-        self._snapshot = snapshot
-        self._leader = leader
-        self._clock = topics.around.clock
+        """Keep the parts of the node, the handler of polls, and the longest time without a byte on a stream."""
+        super().__init__(parts)
+        self._poll = polls.within
+        self._snapshot = polls.snapshot
+        self._leader = parts.routed.should_lead
+        self._clock = parts.topics.around.clock
         self._keep_alive_s = keep_alive_s
 
     async def events(self, request: Request) -> Answer:
@@ -111,7 +100,7 @@ class Events:
         poll = Poll(place, isinstance(place, int), PAGE_MESSAGES, generation=generation)
         leader = self._leader(request.topic)
         chunks = self._chunks(request, poll, leader)
-        told: Headers = () if leader is None else ((BROKER_LEADER, leader.format()),)
+        told: Headers = () if leader is None else ((LEADER_HEADER, leader.format()),)
         headers = (("Cache-Control", "no-store"), *in_generation(generation), *told)
         return ChunkedReply(chunks, EVENTS, headers, compressible=False)
 

@@ -30,27 +30,19 @@ from broker.config.sections import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
 from broker.http.answer import is_loopback
 from broker.http.reply import Headers, Reply
-from broker.places import GENERATION_HEADER
+from broker.operations.parameters import GENERATION, TIMEOUT
+from broker.operations.table import OPERATIONS
 
 HOST: Final = "Host"
 ORIGIN: Final = "Origin"
 FETCH_SITE: Final = "Sec-Fetch-Site"
-UNDER_ANY_NAME: Final = frozenset({"ping", "service_status", "healthz", "readyz", "metrics"})
-"""The routes for probes, which reach a node by the names of services."""
 WANTED_METHOD: Final = "Access-Control-Request-Method"
 """The header that makes an OPTIONS request a preflight."""
 PREFLIGHT_LASTS_S: Final = 600
-HEADERS_TAKEN: Final = (
-    "Accept",
-    GENERATION_HEADER,
-    "Content-Encoding",
-    "Content-Type",
-    "Idempotency-Key",
-    "Last-Event-ID",
-    "Producer-Id",
-    "Producer-Number",
-    "Request-Timeout",
-    "X-Request-Id",
+_HEADERS: Final = [each for operation in OPERATIONS for each in operation.parameters]
+HEADERS_TAKEN: Final = sorted(
+    {"Accept", "Content-Encoding", "Content-Type", "X-Request-Id", TIMEOUT.name, GENERATION.name}
+    | {each.name for each in _HEADERS if each.place == "header"}
 )
 """Headers that a page may send."""
 HOSTS_KEPT_MAX: Final = 1000

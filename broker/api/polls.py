@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 from broker.api import asked, plainjson
 from broker.api.asked import BodyType, body_type, in_generation
 from broker.api.message_list import ItemForm, JsonList
-from broker.api.routed import Routed
+from broker.api.router import NodeParts, TopicHandlers
 from broker.errors import (
     BadRequest,
     BrokerError,
@@ -47,7 +47,7 @@ from broker.model import Message, Poll, ShownMessage, Snapshot
 from broker.moments import span_s
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES
 from broker.operations.operation import RepeatEffect
-from broker.operations.parameters import COMMITTED, WAIT
+from broker.operations.parameters import BLOCKED_BY_HEADER, COMMITTED, WAIT
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
 from broker.routing.forwarder import READING_S
@@ -57,13 +57,10 @@ from broker.shield import unless_abandoned
 from broker.topics.overdue import in_time
 from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
-from broker.topics.topics import Topics
 from broker.topics.waiting_polls import counted
-from broker.transactions.service_calls import AskedService
 from broker.wire import avro, avrojson, messages
 from broker.wire.blocks import END
 
-BLOCKED_BY = "Broker-Blocked-By"
 AGAIN_S: Final = 0.02
 """The pause before this node repeats a poll that ended early."""
 ANYWHERE_S: Final = 1.0
@@ -109,21 +106,15 @@ class _Polled(NamedTuple):
     is_final: bool
 
 
-class Polling:
+class Polling(TopicHandlers):
     """The handler of polls."""
 
-    def __init__(
-        self, topics: Topics, routed: Routed, service: AskedService, *, wait_max_s: float
-    ) -> None:
-        """Keep the topics, the way to their leaders, and the service that gives snapshots.
-
-        ``wait_max_s`` bounds how long a poll may wait.
-        """
-        self._topics = topics
-        self._routed = routed
-        self._routing = routed.routing
-        self._service = service
-        self._wait_max_s = wait_max_s
+    def __init__(self, parts: NodeParts) -> None:
+        """Keep the parts of the node."""
+        super().__init__(parts)
+        self._routed = parts.routed
+        self._routing = parts.routed.routing
+        self._wait_max_s = parts.config.limits.wait_max_s
 
     async def poll(self, request: Request) -> Answer:
         """Answer messages, at once or as soon as this consumer may see some."""
@@ -288,7 +279,7 @@ class Polling:
 
     async def snapshot(self, request: Request) -> Snapshot:
         """Return a new snapshot; the request's usage counts it. Raises BrokerError."""
-        snapshot = await self._service.snapshot(request.deadline)
+        snapshot = await self._parts.service.snapshot(request.deadline)
         request.usage.give(BudgetKind.ITEMS)  # That of the stream's page before.
         request.usage.take(BudgetKind.ITEMS, len(snapshot.in_progress) + len(snapshot.invalids))
         return snapshot
@@ -331,7 +322,7 @@ def answer_of(stream: PollStream | None, asked: PollRequest) -> Answer:
 
 def blocked_by(pointer: int | None) -> Headers:
     """Return the header that names the open transaction that makes a reply empty; nothing for None."""
-    return () if pointer is None else ((BLOCKED_BY, str(pointer)),)
+    return () if pointer is None else ((BLOCKED_BY_HEADER, str(pointer)),)
 
 
 async def _avro_chunks(stream: PollStream, form: Form) -> AsyncGenerator[Piece, None]:

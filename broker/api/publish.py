@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import cached_property, partial
 from typing import Final
 
 from broker.api import asked, plainjson
 from broker.api.asked import BodyType, body_type
+from broker.api.router import TopicHandlers
 from broker.errors import BadRequest, TooManyMessages
 from broker.http.budget import BudgetKind, Usage
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, json_reply, media_type
@@ -22,61 +23,53 @@ from broker.model import (
 )
 from broker.moments import rfc3339
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON
-from broker.operations.parameters import COUNT, FIRST_ID, LAST_ID, TTL
+from broker.operations.parameters import (
+    COUNT,
+    FIRST_ID,
+    KEY,
+    LAST_ID,
+    PRODUCER_ID,
+    PRODUCER_NUMBER,
+    TTL,
+)
 from broker.operations.replies import Stage
 from broker.operations.sent import StagesSent
 from broker.places import GENERATION_HEADER
 from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from broker.topics.stages import began_ms
-from broker.topics.topics import Topics
 from broker.wire import avro, avrojson, messages
 from broker.wire.jsontext import read_long
 
-IDEMPOTENCY_KEY = "Idempotency-Key"
-PRODUCER_ID = "Producer-Id"
-PRODUCER_NUMBER = "Producer-Number"
 NUMBER_MAX = (1 << 63) - 1
 _INLINE = LOG_KEY_MIN.hex()
 FEW_MAX = 2_000
 FEW_BYTES_MAX = 1024 * 1024
 """So many messages in Avro, of so many bytes in all, are decoded at once, in 1 ms."""
+LIST_BYTES_MAX: Final = 256 * 1024
+"""The largest body with a list of stages."""
 NODE_KEY = "\0"
 """The first character of the idempotency keys that nodes make. No key of a client can begin with it."""
 
 
-CheckPointer = Callable[[int, float | None], Awaitable[None]]
-"""Takes a write pointer and a deadline. Raises TransactionNotInProgress if nothing may be written under the pointer."""
+class Publishing(TopicHandlers):
+    """The handlers that write messages, and those of stages.
 
-
-async def any_pointer(pointer: int, deadline: float | None) -> None:
-    """Allow any pointer: another service gave it."""
-    del pointer, deadline
-
-
-class Publishing:
-    """The handlers that write messages."""
-
-    def __init__(
-        self, topics: Topics, *, messages_max: int, check_pointer: CheckPointer = any_pointer
-    ) -> None:
-        """Keep the service. ``messages_max`` bounds one request."""
-        self._topics = topics
-        self._messages_max = messages_max
-        self._check_pointer = check_pointer
+    In stages several writers store messages, each in its own stage. One publish shows them together.
+    """
 
     async def publish(self, request: Request) -> Answer:
         """Append messages, or the reference to the messages that a transaction stored."""
         wanted, kind = await decoded(request, raw=True, messages_max=self._messages_max)
         options = options_of(request, numbered=True)
         if wanted.pointer is not None:
-            await self._check_pointer(wanted.pointer, request.deadline)
+            await self._parts.check_pointer(wanted.pointer, request.deadline)
         return publish_reply(await self._topics.publish(request.topic, wanted, options), kind)
 
     async def store(self, request: Request) -> Answer:
         """Store messages of a transaction. A later publish of a reference shows them."""
         wanted, _ = await decoded(request, raw=False, messages_max=self._messages_max)
         if wanted.pointer is not None:
-            await self._check_pointer(wanted.pointer, request.deadline)
+            await self._parts.check_pointer(wanted.pointer, request.deadline)
         stored = await self._topics.store(request.topic, wanted, options_of(request))
         return stored_reply(stored)
 
@@ -85,6 +78,37 @@ class Publishing:
         decode = _ROLLBACKS.get(media_type(request.headers), avro.decode_publish_response)
         await self._topics.rollback(request.topic, decode(request.body), options_of(request))
         return EMPTY
+
+    async def begin_stage(self, request: Request) -> Answer:
+        """Answer a new stage."""
+        stage = await self._topics.begin_stage(request.topic, options_of(request))
+        ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
+        return json_reply(Stage(stage=str(-stage), ends_at=rfc3339(ends_ms)))
+
+    async def store_staged(self, request: Request) -> Answer:
+        """Store messages in a stage. They keep the order of their stores."""
+        wanted, _ = await decoded(request, raw=True, messages_max=self._messages_max)
+        if wanted.pointer is not None:
+            raise BadRequest("A stage has no write pointer. Give it when the stages are published.")
+        if not wanted.payloads:
+            raise BadRequest("Messages are missing: a store needs at least one.")
+        wanted = wanted._replace(stages=(_stage(request.names.stage),))
+        stored = await self._topics.store(request.topic, wanted, options_of(request))
+        return stored_reply(stored)
+
+    async def publish_stages(self, request: Request) -> Answer:
+        """Publish stages atomically, in the order of the list."""
+        wanted = _list_of_stages(request.body)
+        options = options_of(request, numbered=True)
+        if wanted.pointer is not None:
+            await self._parts.check_pointer(wanted.pointer, request.deadline)
+        published = await self._topics.publish(request.topic, wanted, options)
+        wants_avro = request.headers.get("Accept") == AVRO
+        return publish_reply(published, BodyType.AVRO if wants_avro else BodyType.JSON)
+
+    @cached_property
+    def _messages_max(self) -> int:
+        return self._parts.config.limits.messages_per_request_max
 
 
 _ROLLBACKS = {JSON: plainjson.decode_rollback, AVRO_JSON: avrojson.decode_publish_response}
@@ -140,7 +164,7 @@ def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
 
     With ``numbered``, the request may have a producer's number.
     """
-    key = request.headers.get(IDEMPOTENCY_KEY)
+    key = request.headers.get(KEY.name)
     producer = _producer(request.headers)
     if producer is not None and not numbered:
         raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} are allowed only in a publish.")
@@ -214,51 +238,6 @@ def _result_headers(published: PublishedIds) -> Headers:
     if published.messages is not None:
         told = (*told, (COUNT, str(published.messages)))
     return (*EMPTY_REPLAYED.headers, *told) if published.replayed else told
-
-
-# --- Stages: several writers store messages, each in its own stage; one publish shows them together ---
-
-LIST_BYTES_MAX: Final = 256 * 1024
-"""The largest body with a list of stages."""
-
-
-class Staging:
-    """The handlers of stages."""
-
-    def __init__(
-        self, topics: Topics, *, messages_max: int, check_pointer: CheckPointer = any_pointer
-    ) -> None:
-        """Keep the service. ``messages_max`` bounds one store."""
-        self._topics = topics
-        self._messages_max = messages_max
-        self._check_pointer = check_pointer
-
-    async def begin_stage(self, request: Request) -> Answer:
-        """Answer a new stage."""
-        stage = await self._topics.begin_stage(request.topic, options_of(request))
-        ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
-        return json_reply(Stage(stage=str(-stage), ends_at=rfc3339(ends_ms)))
-
-    async def store_staged(self, request: Request) -> Answer:
-        """Store messages in a stage. They keep the order of their stores."""
-        wanted, _ = await decoded(request, raw=True, messages_max=self._messages_max)
-        if wanted.pointer is not None:
-            raise BadRequest("A stage has no write pointer. Give it when the stages are published.")
-        if not wanted.payloads:
-            raise BadRequest("Messages are missing: a store needs at least one.")
-        wanted = wanted._replace(stages=(_stage(request.names.stage),))
-        stored = await self._topics.store(request.topic, wanted, options_of(request))
-        return stored_reply(stored)
-
-    async def publish_stages(self, request: Request) -> Answer:
-        """Publish stages atomically, in the order of the list."""
-        wanted = _list_of_stages(request.body)
-        options = options_of(request, numbered=True)
-        if wanted.pointer is not None:
-            await self._check_pointer(wanted.pointer, request.deadline)
-        published = await self._topics.publish(request.topic, wanted, options)
-        wants_avro = request.headers.get("Accept") == AVRO
-        return publish_reply(published, BodyType.AVRO if wants_avro else BodyType.JSON)
 
 
 def _stage(text: object) -> int:

@@ -1,6 +1,6 @@
 """Bring each request about a topic to the topic's leader, on any node.
 
-The handlers themselves know nothing of this. ``Routed.bound`` wraps each handler of an operation that the leader answers::
+The handlers themselves know nothing of this. ``Routed.bound`` wraps the handler of each operation that the leader answers::
 
     from a node?  ──▶ secret, deadline, lane ──▶ led here? ──▶ handler     else 421: never forwarded again
     from a client ──▶ led here? ──▶ handler
@@ -25,17 +25,24 @@ from typing import Final
 import orjson
 
 from broker.api.router import Handler
-from broker.api.transactions import NAME_EPOCH
 from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
 from broker.http.reply import Answer, ChunkedReply, Reply, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
 from broker.operations.media_types import JSON
-from broker.operations.operation import Answerer, RepeatEffect
-from broker.operations.parameters import COUNT, FIRST_ID, LAST_ID
+from broker.operations.operation import Answerer, DeclaredOperation, RepeatEffect
+from broker.operations.parameters import (
+    IN_GENERATION,
+    KEY,
+    LEADER,
+    LEADER_HEADER,
+    NAME_EPOCH,
+    PRODUCER_ID,
+    PRODUCER_NUMBER,
+)
 from broker.operations.replies import Leader
-from broker.operations.table import BY_NAME
+from broker.operations.table import OPERATIONS
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
 from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, is_final
@@ -46,33 +53,22 @@ from broker.routing.routed_calls import OUTCOME, Call, LeaderSeen, Relayed
 from broker.routing.routing import Routing
 from broker.topics.topics import Topics
 
-BROKER_LEADER: Final = "Broker-Leader"
-
-REPEATABLE_BY: Final = ("Idempotency-Key", "Producer-Id")
+REPEATABLE_BY: Final = (KEY.name, PRODUCER_ID)
 """Headers with which a client makes a write repeatable."""
 PASSED_ON: Final = (
     "Content-Type",
     "Accept",
-    *REPEATABLE_BY,
-    "Producer-Number",
-    GENERATION_HEADER,
     "Authorization",
+    GENERATION_HEADER,
+    *(KEY.name, PRODUCER_ID, PRODUCER_NUMBER),
 )
 """Request headers that this node forwards to the leader."""
 PASSED_BACK: Final = {
     name.lower(): name
     for name in (
-        "Broker-Error",
-        "Broker-Outcome",
-        "Broker-Blocked-By",
-        NAME_EPOCH,
-        FIRST_ID,
-        LAST_ID,
-        COUNT,
-        GENERATION_HEADER,
-        BROKER_LEADER,
-        "Idempotency-Replayed",
-        "Retry-After",
+        *("Broker-Error", "Broker-Outcome", "Retry-After", NAME_EPOCH),
+        *(LEADER | IN_GENERATION),
+        *(name for operation in OPERATIONS for name in operation.reply_headers),
     )
 }
 """Headers of a leader's reply that this node passes to the client. ``broker.http`` adds this node's own headers."""
@@ -92,16 +88,12 @@ class Routed:
         self.is_alone = topics.around.is_alone
         """True if no other node can lead."""
 
-    def bound(self, handlers: Mapping[str, Handler]) -> dict[str, Handler]:
-        """Return the handlers; those that the leader answers route to the leader first. Polls do that themselves."""
-        return {
-            name: self._bound(name, BY_NAME[name].effect, handler)
-            if BY_NAME[name].by is Answerer.LEADER and name != "poll"
-            else handler
-            for name, handler in handlers.items()
-        }
+    def bound(self, operation: DeclaredOperation, handler: Handler) -> Handler:
+        """Return the handler; if the leader answers, one that routes to the leader first. Polls do that themselves."""
+        name, effect = operation.name, operation.effect
+        if operation.by is not Answerer.LEADER or effect is RepeatEffect.POLL:
+            return handler
 
-    def _bound(self, name: str, effect: RepeatEffect, handler: Handler) -> Handler:
         async def routed(request: Request) -> Answer:
             if nodeheaders.are_there(request.headers):
                 return await self.received(effect, handler, request)
@@ -177,8 +169,8 @@ class Routed:
         me = self.routing.me
         text = LeaderSeen(me.url, me.instance, epoch).format()
         if isinstance(answer, Reply):
-            return answer.with_headers((BROKER_LEADER, text))
-        answer.headers = (*answer.headers, (BROKER_LEADER, text))
+            return answer.with_headers((LEADER_HEADER, text))
+        answer.headers = (*answer.headers, (LEADER_HEADER, text))
         return answer
 
     def should_lead(self, topic: TopicId) -> LeaderSeen | None:

@@ -13,15 +13,21 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+from broker.config.sections import Config
 from broker.errors import MethodNotAllowed, NotFound
 from broker.http.reply import Answer
 from broker.http.request import NO_NAMES, PathNames, Request
 from broker.model import check_namespace, check_topic
 from broker.operations.operation import DeclaredOperation
 from broker.topics.reserved import TRANSACTIONS
+from broker.topics.topics import Topics
+from broker.transactions.service_calls import AskedService
+
+if TYPE_CHECKING:
+    from broker.api.routed import Routed
 
 PATHS_KEPT_MAX = 20_000
 KEPT_PATH_CHARACTERS_MAX = 500
@@ -30,6 +36,29 @@ _OF_TRANSACTIONS = ("", "v1", "transactions")
 _SLASHES = re.compile("(?<=.)/{2,}")
 
 Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class NodeParts(NamedTuple):
+    """The parts of a node that handlers about topics need.
+
+    ``service`` is the transaction service that the node asks. ``check_pointer`` takes a write pointer and a deadline. It
+    raises TransactionNotInProgress if nothing may be written under the pointer.
+    """
+
+    topics: Topics
+    config: Config
+    routed: Routed
+    service: AskedService
+    check_pointer: Callable[[int, float | None], Awaitable[None]]
+
+
+class TopicHandlers:
+    """Handlers about topics. A method with the name of an operation answers it."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        """Keep the parts of the node."""
+        self._parts = parts
+        self._topics = parts.topics
 
 
 class Route(NamedTuple):

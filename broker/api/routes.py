@@ -1,8 +1,7 @@
-"""The routes of a node: each operation of the table with its handler."""
+"""The routes of a node: each operation of the table with its handler, and around it what the table says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Final
 
 import orjson
@@ -18,10 +17,10 @@ from broker.api.health import Health
 from broker.api.own_service import OwnService
 from broker.api.placement import Placing
 from broker.api.polls import Polling
-from broker.api.publish import CheckPointer, Publishing, Staging, any_pointer
+from broker.api.publish import Publishing
 from broker.api.routed import Routed
-from broker.api.router import Handler, Route
-from broker.api.topics_admin import Stats, TopicsAdmin, pinned
+from broker.api.router import Handler, NodeParts, Route
+from broker.api.topics_admin import TopicsAdmin, pinned
 from broker.api.transactions import PruningApi, call_of, service_handlers
 from broker.clock import Clock
 from broker.config.sections import Config, Role
@@ -36,18 +35,12 @@ from broker.topics.overdue import answered_in_time, in_time
 from broker.topics.settlement import bound_of
 from broker.topics.topics import Topics
 from broker.transactions.hidden_messages import Unhiding
-from broker.transactions.prune import Pruning
 from broker.transactions.service import Transactions
 from broker.transactions.service_calls import AskedService
-from broker.wire.topics import TTL
 
-TRUNCATE: Final = "truncate_transactions"
-_UNHIDING: Final = {"reset_transactions": "reset", TRUNCATE: "truncation"}
-_NOTED: Final = {"invalidate_transaction": "invalidated", "prune_transactions": "removed"}
-"""Operations that are logged if this field of their answer says that they changed anything."""
-
-_TIMED_INSIDE: Final = {"events", "poll", "publish", "publish_stages", "store", "store_staged"}
-"""Operations whose handlers end at the deadline of a request by themselves, as those of transactions do."""
+_OF_TOPICS: Final = (
+    *(TopicsAdmin, Publishing, Browsing, BulkReading, CursorHandlers, BlockersApi, PruningApi),
+)
 
 log = logs.get_logger()
 
@@ -75,25 +68,18 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     """
     transactions = transactions or Transactions(topics.leaders)
     own = OwnService(transactions, routed)
-    asked = service or own
+    is_own = config.server.role == Role.ALL and config.transactions.transactions_url is None
+    check_pointer = transactions.check_in_progress if is_own else any_pointer
+    parts = NodeParts(topics, config, routed, service or own, check_pointer)
+    polls = Polling(parts)
     handlers = handlers_of(
-        *_of_topics(topics, config, asked, routed, _pointer_check(config, transactions)),
-        PruningApi(_pruning(topics, asked)),
-        ClusterViewHandlers(cluster),
-        Placing(cluster, topics.registry),
-        health,
+        *(kind(parts) for kind in _OF_TOPICS),
+        *(routed, polls, Events(parts, polls), health),
+        *(ClusterViewHandlers(cluster), Placing(cluster, topics.registry)),
     )
     handlers |= service_handlers(transactions)
-    handlers = {
-        name: _in_time(topics.around.clock, BY_NAME[name], handler)
-        for name, handler in handlers.items()
-    }
-    handlers = routed.bound(handlers)
-    handlers["purge"] = pinned(topics, handlers["purge"])
-    handlers = guarded(handlers, unhiding_of(own, config, topics))
-    return [
-        Route(each, _of_role(each, config.server.role, handlers[each.name])) for each in OPERATIONS
-    ]
+    unhiding = unhiding_of(own, config, topics)
+    return [Route(each, _bound(each, handlers[each.name], parts, unhiding)) for each in OPERATIONS]
 
 
 def handlers_of(*parts: object) -> dict[str, Handler]:
@@ -103,10 +89,30 @@ def handlers_of(*parts: object) -> dict[str, Handler]:
     }
 
 
-def _of_role(operation: DeclaredOperation, role: Role, handler: Handler) -> Handler:
-    """Return the handler, or one that refuses each request if a node of this role does not serve the operation."""
-    if role == Role.ALL or operation.role in ("", role):
-        return handler
+async def any_pointer(pointer: int, deadline: float | None) -> None:
+    """Allow any write pointer: another service gave it, which this node does not serve."""
+    del pointer, deadline
+
+
+def _bound(
+    operation: DeclaredOperation, handler: Handler, parts: NodeParts, unhiding: Unhiding
+) -> Handler:
+    """Return a handler with all that the table says around it."""
+    role = parts.config.server.role
+    if role != Role.ALL and operation.role not in ("", role):
+        return _refusal(role)
+    if not operation.has_own_deadline:
+        handler = _in_time(parts.topics.around.clock, operation, handler)
+    handler = parts.routed.bound(operation, handler)
+    if operation.name == "purge":
+        handler = pinned(parts.topics, handler)
+    if operation.unhides:
+        handler = _checked(operation, handler, unhiding)
+    return _noted(operation, handler) if operation.notes else handler
+
+
+def _refusal(role: Role) -> Handler:
+    """Return the handler of the operations that a node of this role does not serve."""
 
     async def refuse(_: Request) -> Answer:
         raise NotFound(
@@ -116,53 +122,8 @@ def _of_role(operation: DeclaredOperation, role: Role, handler: Handler) -> Hand
     return refuse
 
 
-def _pointer_check(config: Config, transactions: Transactions) -> CheckPointer:
-    """Return the check of write pointers. A node that does not serve the transactions itself allows any pointer."""
-    if config.server.role != Role.ALL or config.transactions.transactions_url is not None:
-        return any_pointer
-    return transactions.check_in_progress
-
-
-def _of_topics(
-    topics: Topics,
-    config: Config,
-    service: AskedService,
-    routed: Routed,
-    check_pointer: CheckPointer,
-) -> Iterator[object]:
-    limits = config.limits
-    defaults = {
-        TTL: str(config.topics.topic_ttl_default_s),
-        **config.topics.topic_properties_default,
-    }
-    yield TopicsAdmin(topics, properties_default=defaults)
-    most = limits.messages_per_request_max
-    yield Publishing(topics, messages_max=most, check_pointer=check_pointer)
-    yield Staging(topics, messages_max=most, check_pointer=check_pointer)
-    yield Browsing(topics, messages_max=limits.browse_messages_max)
-    yield BulkReading(topics)
-    yield Stats(topics)
-    yield BlockersApi(topics, service, topics.around.clock)
-    yield CursorHandlers(topics)
-    polls = Polling(topics, routed, service, wait_max_s=limits.wait_max_s)
-    yield from (routed, polls, Events(topics, polls.within, polls.snapshot, routed.should_lead))
-
-
-def _pruning(topics: Topics, service: AskedService) -> Pruning:
-    settings = topics.around.settings
-    return Pruning(
-        topics.registry,
-        service,
-        topics.around.clock,
-        life_ms=settings.transaction_life_max_s * 1000,
-        margin_ms=settings.sweep_margin_ms,
-    )
-
-
 def _in_time(clock: Clock, operation: DeclaredOperation, handler: Handler) -> Handler:
     """Return a handler that answers at its request's deadline, wherever it waits."""
-    if operation.name in _TIMED_INSIDE or operation.role == "transactions":
-        return handler
     bound = in_time if operation.effect.is_reading else answered_in_time
 
     async def in_bounds(request: Request) -> Answer:
@@ -170,9 +131,6 @@ def _in_time(clock: Clock, operation: DeclaredOperation, handler: Handler) -> Ha
             return await handler(request)
 
     return in_bounds
-
-
-# --- The guard of other callers' transactions ------------------------------------------------------
 
 
 def unhiding_of(own: OwnService, config: Config, topics: Topics) -> Unhiding:
@@ -192,55 +150,48 @@ def unhiding_of(own: OwnService, config: Config, topics: Topics) -> Unhiding:
     return Unhiding(own, allowed=told.transactions_reset_allowed, prunes=prunes)
 
 
-def guarded(handlers: Mapping[str, Handler], unhiding: Unhiding) -> dict[str, Handler]:
-    """Return the handlers, with a check before those that show hidden messages, and a log line after those of ``_NOTED``.
+def _is_own(request: Request) -> bool:
+    """Return whether no node sent a request. That node checked and logged it; the handler verifies its headers."""
+    return not nodeheaders.are_there(request.headers)
 
-    A request with the headers of a node was checked and logged by that node; the handler verifies them.
-    """
 
-    def own(request: Request) -> bool:
-        return not nodeheaders.are_there(request.headers)
+def _checked(operation: DeclaredOperation, handler: Handler, unhiding: Unhiding) -> Handler:
+    """Return a handler with a check of the permission to show hidden messages."""
+    name = operation.name
 
-    def checked(name: str, handler: Handler) -> Handler:
-        async def check(request: Request) -> Answer:
-            if own(request):
-                is_asked = name == TRUNCATE and unhiding.asks_for_ids
-                sent = (await call_of(name, request)).sent if is_asked else {}
-                await unhiding.check(
-                    _UNHIDING[name],
-                    request.caller,
-                    request.id,
-                    ids=sent.get("ids", ()),
-                    deadline=request.deadline,
+    async def check(request: Request) -> Answer:
+        if _is_own(request):
+            is_asked = unhiding.asks_for_ids and name == "truncate_transactions"
+            sent = (await call_of(name, request)).sent if is_asked else {}
+            await unhiding.check(
+                operation.unhides,
+                request.caller,
+                request.id,
+                ids=sent.get("ids", ()),
+                deadline=request.deadline,
+            )
+        return await handler(request)
+
+    return check
+
+
+def _noted(operation: DeclaredOperation, handler: Handler) -> Handler:
+    """Return a handler that logs what it changed of other callers."""
+    field = operation.notes
+
+    async def note(request: Request) -> Answer:
+        answer = await handler(request)
+        if _is_own(request) and isinstance(answer, Reply) and answer.status == 200:
+            changed = orjson.loads(answer.body)[field]
+            if changed and request.usage.may_log():
+                log.info(
+                    "transactions ended by a caller",
+                    operation=operation.name,
+                    path=request.path,
+                    caller=request.caller,
+                    request_id=request.id,
+                    **{field: changed},
                 )
-            return await handler(request)
+        return answer
 
-        return check
-
-    def noted(name: str, handler: Handler) -> Handler:
-        async def note(request: Request) -> Answer:
-            answer = await handler(request)
-            if own(request) and isinstance(answer, Reply) and answer.status == 200:
-                field = _NOTED[name]
-                changed = orjson.loads(answer.body)[field]
-                if changed and request.usage.may_log():
-                    log.info(
-                        "transactions ended by a caller",
-                        operation=name,
-                        path=request.path,
-                        caller=request.caller,
-                        request_id=request.id,
-                        **{field: changed},
-                    )
-            return answer
-
-        return note
-
-    return {
-        name: checked(name, handler)
-        if name in _UNHIDING
-        else noted(name, handler)
-        if name in _NOTED
-        else handler
-        for name, handler in handlers.items()
-    }
+    return note

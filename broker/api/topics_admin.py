@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
 from broker.api.asked import end_of, id_in, parse_place, shown_id
-from broker.api.router import Handler
+from broker.api.router import Handler, TopicHandlers
 from broker.errors import BadRequest
 from broker.http.reply import EMPTY, Answer, ChunkedReply, Piece, Reply, json_reply
 from broker.http.request import Request
@@ -22,30 +22,25 @@ from broker.operations.parameters import RANGE_BYTES, RANGE_MESSAGES, RANGE_PART
 from broker.operations.replies import Count, Lag, Purged, Range, Rates
 from broker.topics.ranges import RangeQuery
 from broker.topics.topics import Topics
-from broker.wire.topics import decode_properties, encode_names, encode_properties
+from broker.wire.topics import TTL, decode_properties, encode_names, encode_properties
 
 NOW = "now"
 NAMES_AT_ONCE: Final = 1000
 """A longer list of names is sent while it is being read from storage."""
 
 
-class TopicsAdmin:
-    """The handlers of topics themselves."""
-
-    def __init__(self, topics: Topics, *, properties_default: Mapping[str, str]) -> None:
-        """Keep the service, and the defaults of properties that a request leaves out."""
-        self._topics = topics
-        self._properties_default = properties_default
+class TopicsAdmin(TopicHandlers):
+    """The handlers of topics themselves, and of figures about their contents."""
 
     async def create_topic(self, request: Request) -> Answer:
         """Create a topic that does not exist."""
-        properties = decode_properties(request.body, self._properties_default, request.topic)
+        properties = self._properties(request)
         await self._topics.create(request.topic, properties, request.deadline)
         return EMPTY
 
     async def update_topic(self, request: Request) -> Answer:
         """Replace all properties of a topic."""
-        properties = decode_properties(request.body, self._properties_default, request.topic)
+        properties = self._properties(request)
         await self._topics.update(
             request.topic, properties, request.deadline, generation=request.generation
         )
@@ -89,63 +84,6 @@ class TopicsAdmin:
         """Delete a topic. Its messages are gone at once."""
         await self._topics.delete(request.topic, request.generation, request.deadline)
         return EMPTY
-
-
-def pinned(topics: Topics, purge: Handler) -> Handler:
-    """Return ``purge`` with ``now`` replaced by the moment at which the request reached its first node.
-
-    A request may be executed late, after its caller has gone. It must not remove messages published by then.
-    """
-
-    async def at_arrival(request: Request) -> Answer:
-        if request.query.get("before") == NOW:
-            # The ids of stored messages may be ahead of the clock by so much.
-            around = topics.around
-            last_ms = around.clock.now_ms() + around.settings.id_lead_ms_max
-            request.ask(f"before={last_ms + 1}")
-        return await purge(request)
-
-    return at_arrival
-
-
-async def _listing(
-    names: list[str], pages: AsyncGenerator[list[str], None]
-) -> AsyncGenerator[Piece, None]:
-    """Yield a JSON list in pieces: first ``names``, then the names of ``pages``, in this order."""
-    yield encode_names(names)[:-1]
-    async with aclosing(pages):
-        async for page in pages:
-            if page:
-                yield b"," + encode_names(page)[1:-1]
-    yield b"]"
-
-
-async def _pages(names: list[str]) -> AsyncGenerator[list[str], None]:
-    """Yield the names behind the first NAMES_AT_ONCE, some at a time."""
-    for at in range(NAMES_AT_ONCE, len(names), NAMES_AT_ONCE):
-        yield names[at : at + NAMES_AT_ONCE]
-
-
-def _moment(text: str | None) -> int:
-    """Return the moment of a purge, in ms. Raises BadRequest."""
-    place = None if text is None else parse_place("before", text)
-    if not isinstance(place, int):
-        raise BadRequest(
-            "before: give a moment, such as 2026-11-20T12:34:56.789Z or ms since 1970, or `now` for all "
-            "stored messages."
-        )
-    return place
-
-
-# --- Figures, without reading the messages: stats, lag, range -------------------------------------
-
-
-class Stats:
-    """The handlers of a topic's figures."""
-
-    def __init__(self, topics: Topics) -> None:
-        """Keep the service."""
-        self._topics = topics
 
     async def stats(self, request: Request) -> Answer:
         """Answer the figures of a topic's contents."""
@@ -199,6 +137,57 @@ class Stats:
                 generation=found.generation,
             )
         )
+
+    def _properties(self, request: Request) -> dict[str, str]:
+        config = self._parts.config.topics
+        defaults = {TTL: str(config.topic_ttl_default_s), **config.topic_properties_default}
+        return decode_properties(request.body, defaults, request.topic)
+
+
+def pinned(topics: Topics, purge: Handler) -> Handler:
+    """Return ``purge`` with ``now`` replaced by the moment at which the request reached its first node.
+
+    A request may be executed late, after its caller has gone. It must not remove messages published by then.
+    """
+
+    async def at_arrival(request: Request) -> Answer:
+        if request.query.get("before") == NOW:
+            # The ids of stored messages may be ahead of the clock by so much.
+            around = topics.around
+            last_ms = around.clock.now_ms() + around.settings.id_lead_ms_max
+            request.ask(f"before={last_ms + 1}")
+        return await purge(request)
+
+    return at_arrival
+
+
+async def _listing(
+    names: list[str], pages: AsyncGenerator[list[str], None]
+) -> AsyncGenerator[Piece, None]:
+    """Yield a JSON list in pieces: first ``names``, then the names of ``pages``, in this order."""
+    yield encode_names(names)[:-1]
+    async with aclosing(pages):
+        async for page in pages:
+            if page:
+                yield b"," + encode_names(page)[1:-1]
+    yield b"]"
+
+
+async def _pages(names: list[str]) -> AsyncGenerator[list[str], None]:
+    """Yield the names behind the first NAMES_AT_ONCE, some at a time."""
+    for at in range(NAMES_AT_ONCE, len(names), NAMES_AT_ONCE):
+        yield names[at : at + NAMES_AT_ONCE]
+
+
+def _moment(text: str | None) -> int:
+    """Return the moment of a purge, in ms. Raises BadRequest."""
+    place = None if text is None else parse_place("before", text)
+    if not isinstance(place, int):
+        raise BadRequest(
+            "before: give a moment, such as 2026-11-20T12:34:56.789Z or ms since 1970, or `now` for all "
+            "stored messages."
+        )
+    return place
 
 
 def _row(request: Request, name: str) -> LogKey | None:

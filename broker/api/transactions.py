@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from broker.api import asked
 from broker.api.asked import checked, shown_id
-from broker.api.router import Handler
+from broker.api.router import Handler, TopicHandlers
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
@@ -21,7 +21,7 @@ from broker.long_work import heavy
 from broker.model import LOG_KEY_BYTES, POINTER_MAX, Snapshot, timestamp_of
 from broker.moments import rfc3339
 from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
-from broker.operations.parameters import THROUGH, TRANSACTION_LIMIT
+from broker.operations.parameters import NAME_EPOCH, THROUGH, TRANSACTION_LIMIT
 from broker.operations.replies import Nothing, Pruned, PrunePlan, Unpassed
 from broker.operations.shapes import Shape
 from broker.operations.table import BY_NAME
@@ -32,8 +32,6 @@ from broker.wire import Take
 from broker.wire.jsontext import parse, read_long, shown_long
 from broker.wire.transaction import encode_snapshot, encode_transaction
 
-NAME_EPOCH: Final = "Broker-Name-Epoch"
-"""The header of a start under a name: the epoch of the program that owns the name."""
 POINTERS_AT_ONCE_MAX: Final = 10_000
 """A snapshot with so many pointers is written as JSON at once. That takes 2 ms."""
 
@@ -147,12 +145,19 @@ def _shown(name: str, value: Any) -> Any:
 # --- Pruning --------------------------------------------------------------------------------------
 
 
-class PruningApi:
+class PruningApi(TopicHandlers):
     """The handlers of pruning. Any node answers: the facts lie in the records and in the transaction service."""
 
-    def __init__(self, pruning: Pruning) -> None:
-        """Keep the pruning service."""
-        self._pruning = pruning
+    @cached_property
+    def _pruning(self) -> Pruning:
+        around = self._topics.around
+        return Pruning(
+            self._topics.registry,
+            self._parts.service,
+            around.clock,
+            life_ms=around.settings.transaction_life_max_s * 1000,
+            margin_ms=around.settings.sweep_margin_ms,
+        )
 
     async def prune_plan(self, request: Request) -> Answer:
         """Answer which transactions can be pruned. Change nothing."""

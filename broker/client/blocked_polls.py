@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 from broker.escapes import escaping_logger
 from broker.model import POINTERS_PER_MS, TopicId
 from broker.moments import rfc3339_or_none
+from broker.operations.parameters import BLOCKED_BY_HEADER
 
-BLOCKED_BY: Final = "broker-blocked-by"
+BLOCKED_BY: Final = BLOCKED_BY_HEADER.lower()
 TOLD_AFTER_S: Final = 1.0
 """Shorter waits are usual: most transactions are open for some milliseconds."""
 TOLD_AGAIN_S: Final = 30.0

@@ -22,9 +22,10 @@ from broker.client.client_request import ClientRequest, Reply, json_object, read
 from broker.errors import BadRequest
 from broker.model import Snapshot
 from broker.operations.media_types import THRIFT
+from broker.operations.parameters import NAME_EPOCH
 from broker.wire.transaction import decode_snapshot, decode_transaction
 
-NAME_EPOCH: Final = "broker-name-epoch"
+_NAME_EPOCH: Final = NAME_EPOCH.lower()
 _THRIFT: Final = {"Accept": THRIFT}
 
 
@@ -75,8 +76,8 @@ class TransactionService:
                 asked["epoch"] = self._epochs[name]
 
         def read(reply: Reply) -> Snapshot:
-            if name and NAME_EPOCH in reply.headers:
-                self._epochs[name] = reply.headers[NAME_EPOCH]
+            if name and _NAME_EPOCH in reply.headers:
+                self._epochs[name] = reply.headers[_NAME_EPOCH]
             return _snapshot(reply)
 
         # A repetition makes a second transaction, which stays unused.

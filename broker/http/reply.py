@@ -26,6 +26,7 @@ from broker.http.body import GZIP_WINDOW
 from broker.http.budget import BudgetKind, Usage
 from broker.long_work import Pace
 from broker.operations.media_types import AVRO_JSON, JSON, PLAIN
+from broker.operations.parameters import REPLAYED_HEADER
 
 _OF_JSON = (JSON, AVRO_JSON)
 
@@ -95,7 +96,7 @@ class ChunkedReply:
 Answer = Reply | ChunkedReply
 
 EMPTY = Reply()
-EMPTY_REPLAYED = Reply(headers=(("Idempotency-Replayed", "true"),))
+EMPTY_REPLAYED = Reply(headers=((REPLAYED_HEADER, "true"),))
 
 
 def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply:

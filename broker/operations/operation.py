@@ -197,6 +197,11 @@ class DeclaredOperation(NamedTuple):
         errors: the statuses of refusals, beside those that any operation may have.
         body_bytes_max: the largest body, both as sent and as inflated. None: the configured maximum.
         role: the role that serves it. Empty: every node does.
+        has_own_deadline: its handler ends at the deadline of a request by itself.
+        keeps_body: nodes keep its body in memory, so it can't be compressed.
+        unhides: what it does if it shows hidden messages, so that the configuration must allow it.
+        notes: the field of its reply that says what it changed of other callers. The node logs it.
+        is_for_probes: a browser may send it to any name of the node, as probes do.
     """
 
     name: str
@@ -215,6 +220,11 @@ class DeclaredOperation(NamedTuple):
     reply_headers: Mapping[str, Schema] = {}
     errors: tuple[str, ...] = ()
     body_bytes_max: int | None = SMALL_BYTES_MAX
+    has_own_deadline: bool = False
+    keeps_body: bool = False
+    unhides: str = ""
+    notes: str = ""
+    is_for_probes: bool = False
 
     @property
     def answer(self) -> Shape:

@@ -22,6 +22,7 @@ from broker.operations.scalars import (
     TtlSent,
 )
 from broker.operations.shapes import INTEGER, STRING, Schema, schema_of
+from broker.places import GENERATION_HEADER
 
 AMOUNT_MAX: Final = 1 << 62
 """More messages, or bytes, than any log has."""
@@ -157,15 +158,17 @@ KEY: Final = header(
     "If a client repeats a request with the same key, it has no further effect.",
     {"type": "string", "pattern": "^[!-~]{1,255}$"},
 )
+PRODUCER_ID: Final = "Producer-Id"
+PRODUCER_NUMBER: Final = "Producer-Number"
 PRODUCER: Final = (
     header(
-        "Producer-Id",
+        PRODUCER_ID,
         "The id of a producer that numbers its publishes. A publish whose number is not above the producer's last one "
         "in this topic stores nothing.",
         {"type": "string", "pattern": "^[!-~]{1,255}$"},
     ),
     header(
-        "Producer-Number",
+        PRODUCER_NUMBER,
         "Required with Producer-Id. 0 to 2^63-1, above the number before; gaps are allowed.",
         {"anyOf": [{"const": "0"}, schema_of(StageText)]},
     ),
@@ -176,7 +179,7 @@ TIMEOUT: Final = header(
     {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
 )
 GENERATION: Final = header(
-    "Broker-Generation",
+    GENERATION_HEADER,
     "The generation of the topic to which the places in the request, and the messages stored for it, belong. If the topic "
     "has another one, the answer is 410.",
     schema_of(Positive),
@@ -188,16 +191,18 @@ def _told(text: str, schema: Schema) -> Schema:
 
 
 IN_GENERATION: Final = {
-    "Broker-Generation": _told("The generation of the topic to which the messages belong.", INTEGER)
+    GENERATION_HEADER: _told("The generation of the topic to which the messages belong.", INTEGER)
 }
+LEADER_HEADER: Final = "Broker-Leader"
 LEADER: Final = {
-    "Broker-Leader": _told(
+    LEADER_HEADER: _told(
         "In a cluster: the URL, the number and the epoch of the node that leads the topic.",
         {"type": "string", "pattern": r"^[^;]+(;node=\d+)?(;epoch=\d+)?$"},
     )
 }
+REPLAYED_HEADER: Final = "Idempotency-Replayed"
 REPLAYED: Final = {
-    "Idempotency-Replayed": _told(
+    REPLAYED_HEADER: _told(
         "The request was done before. The broker knows it by its key, its producer's number or its stages.",
         {"const": "true"},
     )
@@ -215,10 +220,13 @@ PUBLISHED: Final = {
     LAST_ID: _told("The id of the last published message, in the same way.", schema_of(IdText)),
     COUNT: _told("The number of published messages, if it is known.", INTEGER),
 }
+BLOCKED_BY_HEADER: Final = "Broker-Blocked-By"
 BLOCKED_BY: Final = {
-    "Broker-Blocked-By": _told(
+    BLOCKED_BY_HEADER: _told(
         "Present if the reply is empty because an open transaction holds the consumer back: the write pointer of that "
         "transaction.",
         INTEGER,
     )
 }
+NAME_EPOCH: Final = "Broker-Name-Epoch"
+"""The header of a start under a name: the epoch of the program that owns the name. The document does not have it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.api import openapi, routed, routes, topics_admin
+from broker.api import openapi, routes, topics_admin
 from broker.operations import replies, table
 from tests.kit import serving
 from tests.tidy.sources import text
@@ -37,8 +37,7 @@ async def test_an_entry_and_a_handler_are_an_operation(monkeypatch: pytest.Monke
     monkeypatch.setattr(topics_admin, "Age", reply, raising=False)
     handler = defined(HANDLER, topics_admin)
     assert inspect.iscoroutinefunction(handler)
-    monkeypatch.setattr(topics_admin.Stats, entry.name, handler, raising=False)
-    assert routed.BY_NAME is table.BY_NAME
+    monkeypatch.setattr(topics_admin.TopicsAdmin, entry.name, handler, raising=False)
     broker = serving.Broker()
     await broker.call("PUT", serving.topic_path("t"))
     await defined(TEST, serving)(broker)

@@ -81,7 +81,7 @@ SMALL, LARGE = bytes(AT_ONCE_BYTES_MAX), bytes(AT_ONCE_BYTES_MAX + 1)
 
 
 def request(body: bytes, usage: Usage | None = None) -> Request:
-    return Request("POST", PUBLISH, "", {}, body, usage=usage)
+    return Request("POST", PUBLISH, "", {}, body, usage=usage or Usage(None))
 
 
 def by_thread(_: bytes, *, take: object) -> int:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from broker.api import bulk
-from broker.api.polls import BLOCKED_BY
 from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.operations.media_types import ARROW
+from broker.operations.parameters import BLOCKED_BY_HEADER
 from broker.topics import streams, topics
 from broker.topics.pages import PollPage
 from broker.topics.topic_state import TopicState
@@ -128,9 +128,9 @@ async def test_a_transaction_reads_its_visible_messages(broker: Broker) -> None:
     body = b'{"snapshot": "%b"}' % encode_transaction(snapshot).hex().encode()
     reply = await broker.call("POST", f"{ARROWS}?through={latest}", body, JSON)
     assert values(reply.body) == [b"plain"]
-    assert BLOCKED_BY not in reply.headers
+    assert BLOCKED_BY_HEADER not in reply.headers
     held = await broker.call("POST", f"{ARROWS}?after={before}&through={latest}", body, JSON)
-    assert (values(held.body), held.headers[BLOCKED_BY]) == ([], str(pointer))
+    assert (values(held.body), held.headers[BLOCKED_BY_HEADER]) == ([], str(pointer))
     everything = await broker.call("GET", f"{ARROWS}?through={latest}")
     assert values(everything.body) == [b"plain", b"open", b"behind"]
     await broker.topics.rollback(TOPIC, RollbackRange(pointer, done.first, done.last))  # type: ignore[attr-defined]

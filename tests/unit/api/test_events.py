@@ -9,6 +9,8 @@ from multidict import CIMultiDict
 from broker.api.events import Events
 from broker.api.own_service import OwnService
 from broker.api.polls import Polling, RoutedPage
+from broker.api.router import NodeParts
+from broker.api.routes import any_pointer
 from broker.clock import SystemClock
 from broker.coordination.ports import NodeInfo
 from broker.coordination.tenure import EVERYTHING, HERE, Everything, TopicPlacement
@@ -261,10 +263,9 @@ async def test_a_silent_stream_sends_keep_alives(broker: Broker) -> None:
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
     routed = alone(broker.topics, 30.0)
     service = OwnService(broker.transactions, routed)
-    polling = Polling(broker.topics, routed, service, wait_max_s=60.0)
-    answer = await Events(
-        broker.topics, polling.within, polling.snapshot, lambda _: None, keep_alive_s=0.01
-    ).events(request)
+    parts = NodeParts(broker.topics, broker.config, routed, service, any_pointer)
+    events = Events(parts, Polling(parts), keep_alive_s=0.01)
+    answer = await events.events(request)
     assert isinstance(answer, ChunkedReply)
     async with asyncio.timeout(30):
         assert [await anext(answer.chunks) for _ in range(3)] == [

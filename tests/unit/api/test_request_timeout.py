@@ -12,6 +12,8 @@ import pytest
 from broker.api.own_service import OwnService
 from broker.api.polls import Polling
 from broker.api.routed import Routed
+from broker.api.router import NodeParts
+from broker.api.routes import any_pointer
 from broker.clock import SystemClock
 from broker.config.sections import Config, ServerConfig, TopicsConfig
 from broker.coordination.ports import NodeInfo
@@ -217,7 +219,7 @@ class Far:
         receiving = Receiving("secret", self.clock)
         routed = Routed(routing, receiving, topics, deadline_s=DEADLINE_S)
         service = OwnService(Transactions(topics.leaders), routed)
-        self.polls = Polling(topics, routed, service, wait_max_s=60.0)
+        self.polls = Polling(NodeParts(topics, Config(), routed, service, any_pointer))
 
     def _topics(self, node: NodeInfo, **tenure: Any) -> Topics:
         around = Surroundings(
