@@ -39,7 +39,7 @@ LATENCY_MUST, LATENCY_AIM = 1.2, 1.0
 CPU_MUST_US, CPU_AIM_US = 0.5, 0.2
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-Turn = Callable[[], Run]
+OneRun = Callable[[], Run]
 
 
 class Benchmark:
@@ -82,7 +82,7 @@ class Benchmark:
 
     def _read(self, name: str, title: str, write: queries.Write) -> Question:
         question = Question(letter=name, title=title)
-        turns: dict[str, Turn] = {
+        turns: dict[str, OneRun] = {
             side.name: partial(self._one_reading, side, write) for side in self._sides
         }
         self._take_turns(question, turns, "rows/s")
@@ -114,7 +114,7 @@ class Benchmark:
             "kafka, at least once": self._kafka,
             "kafka, at least once, synced": self._synced,
         }
-        turns: dict[str, Turn] = {
+        turns: dict[str, OneRun] = {
             name: partial(self._one_copy, side) for name, side in sides.items()
         }
         self._take_turns(question, turns, "rows/s")
@@ -134,7 +134,7 @@ class Benchmark:
     def _latency(self) -> Question:
         title = "end to end at 10 messages/s"
         question = Question(letter="latency", title=title)
-        turns: dict[str, Turn] = {
+        turns: dict[str, OneRun] = {
             side.name: partial(latency.measure, self._spark, side, self._folder, 200)
             for side in (self._ours, self._kafka)
         }
@@ -144,7 +144,7 @@ class Benchmark:
         question.ratios.append(ratio)
         return question
 
-    def _take_turns(self, question: Question, turns: dict[str, Turn], unit: str) -> None:
+    def _take_turns(self, question: Question, turns: dict[str, OneRun], unit: str) -> None:
         """Run each side in turn: once to warm it up, and then the wanted number of times."""
         series = {name: Series(name=name, unit=unit, runs_wanted=self._runs) for name in turns}
         question.series += series.values()

@@ -212,7 +212,7 @@ def _stay_at_exit() -> None:
 async def _end_others() -> None:
     """Wait until every other task of the loop has ended: another thread may wait for its result. Close iterators, too.
 
-    The calls of a closed client end by themselves, within a few turns of the loop. Later ones are cancelled.
+    The calls of a closed client end by themselves, within a few iterations of the loop. Later ones are cancelled.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:

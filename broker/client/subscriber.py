@@ -145,14 +145,14 @@ class Subscriber:
         try:
             await self._persistently(self._letters.check)
             while not self._stopping.is_set():
-                await self._turn()
+                await self._serve()
         except Stopped:
             return
         finally:
             if self._own_executor is not None:
                 self._own_executor.shutdown(wait=False)
 
-    async def _turn(self) -> None:
+    async def _serve(self) -> None:
         """Take the place, and work until it is lost or the subscriber must stop. Raises Stopped."""
         taken = await self._keeper.acquire()
         progress = SubscriberProgress(taken, self._now_s())

@@ -7,8 +7,8 @@ Callers that publish at the same time share a request, and each gets its own ack
     publish("c") ─┘  until the next free      POST …/publish [d e]     in this order
                      place, or a bound
 
-If no request is in flight, a publish leaves at the end of the current turn of the event loop, together
-with the other publishes of that turn. While requests are in flight, the next batch fills up. So a single
+If no request is in flight, a publish leaves at the end of the current iteration of the event loop, together
+with the other publishes of that iteration. While requests are in flight, the next batch fills up. So a single
 caller never waits for other callers, and the batches grow with the load.
 
 With several connections (``connections_per_topic``) the publisher divides the waiting messages among the idle
@@ -186,7 +186,7 @@ class TopicPublisher:
         self._room.give_back(batch.count, batch.size)
 
     def _expire(self) -> None:
-        """Fail the messages whose deadlines have passed, some in each turn of the loop. Wait for the next deadline."""
+        """Fail the messages whose deadlines have passed, some in each iteration. Wait for the next deadline."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None

@@ -175,7 +175,7 @@ class HttpTransport:
         except NotSent as error:
             raise outcomes.never_sent(error) from error
         except asyncio.CancelledError as error:
-            connection.close()  # It may have been opened in the same turn of the loop.
+            connection.close()  # It may have been opened in the same iteration of the loop.
             self._check_why_cancelled(error)
             raise
         finally:

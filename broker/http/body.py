@@ -215,7 +215,7 @@ class Pieces:
         return b"".join([*self._slabs, last]) if self._slabs else last
 
     def clear(self) -> None:
-        """Free all pieces, one slab in each turn of the loop: to free 100 MiB at once takes 10 ms."""
+        """Free all pieces, one slab in each iteration of the loop: to free 100 MiB at once takes 10 ms."""
         self._buffer = io.BytesIO()
         if self._slabs:
             self._slabs.pop()

@@ -57,10 +57,10 @@ LAST_WORDS: Final = Reply(408, headers=(("Broker-Outcome", "refused"),), close=T
 FILLINGS_MAX: Final = 100
 """How often at most the node empties and fills a listener's queue. A client may take the place each time."""
 
-TURNS_TO_ACCEPT: Final = 8
-"""More turns of the loop than it needs from accepting a connection to calling ``connection_made``."""
-TURNS_TO_BEGIN: Final = 5
-"""More turns of the loop than aiohttp needs from the last byte of a head, or from a reply, to the next handler."""
+ITERATIONS_TO_ACCEPT: Final = 8
+"""More iterations of the loop than it needs from accepting a connection to calling ``connection_made``."""
+ITERATIONS_TO_BEGIN: Final = 5
+"""More iterations of the loop than aiohttp needs from the last byte of a head, or from a reply, to the next handler."""
 
 
 class Idle(Protocol):
@@ -213,11 +213,11 @@ class Drain:
             connection.cut()
 
 
-def settled(then: Callable[[], object], turns: int = TURNS_TO_BEGIN) -> None:
-    """Call ``then`` after some turns of the loop: then a handler has each request that has arrived."""
+def settled(then: Callable[[], object], iterations: int = ITERATIONS_TO_BEGIN) -> None:
+    """Call ``then`` after some iterations of the loop: then a handler has each request that has arrived."""
     loop = asyncio.get_running_loop()
-    if turns:
-        loop.call_soon(settled, then, turns - 1)
+    if iterations:
+        loop.call_soon(settled, then, iterations - 1)
     else:
         then()
 
@@ -257,12 +257,12 @@ def half_close(transport: asyncio.Transport) -> bool:
 async def stop_accepting(listening: socket.socket, site: web.BaseSite, serve: web.Server) -> None:
     """Close a listener without cutting any client: first accept all clients that have connected.
 
-    asyncio accepts a connection in one turn of the loop and makes its transport in the next. A listener that closes
-    between the two would leave this connection open and unread. So the loop stops accepting some turns before.
+    asyncio accepts a connection in one iteration, and makes its transport in the next. A listener that closes
+    between the two would leave this connection open and unread. So the loop stops accepting some iterations before.
     """
     loop = asyncio.get_running_loop()
     loop.remove_reader(listening.fileno())
-    await _pass_turns()
+    await _pass_iterations()
     accepted: list[socket.socket] = []
     own: list[socket.socket] = []
     try:
@@ -274,15 +274,15 @@ async def stop_accepting(listening: socket.socket, site: web.BaseSite, serve: we
             connection = accepted.pop(0)
             connection.setblocking(False)
             await loop.connect_accepted_socket(serve, connection)
-        await _pass_turns()
+        await _pass_iterations()
     finally:
         for left in own + accepted:
             left.close()
 
 
-async def _pass_turns() -> None:
+async def _pass_iterations() -> None:
     """Return when each connection that the loop has accepted so far is with its protocol."""
-    for _ in range(TURNS_TO_ACCEPT):
+    for _ in range(ITERATIONS_TO_ACCEPT):
         await asyncio.sleep(0)
 
 

@@ -122,7 +122,7 @@ class Exchange:
             )
             response = self._response(http, answer, identifier, stays_open=stays_open)
             if stays_open and isinstance(response, web.Response):
-                return response  # aiohttp sends it at once: in this turn of the loop.
+                return response  # aiohttp sends it at once: in this iteration of the loop.
             response = await self._send(http, answer, response, identifier)
             stays_open = bool(response.keep_alive)
         except ConnectionError as error:

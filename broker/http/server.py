@@ -43,7 +43,7 @@ HANDLERS_END_S: Final = 0.5
 NEWCOMERS_S: Final = 0.1
 """The least time that a client has for its request if it connects during a drain."""
 HEADS_CUT_AT_ONCE: Final = 500
-"""The most connections that are cut in one turn of the loop: more would block it for too long."""
+"""The most connections that are cut in one iteration of the loop: more would block it for too long."""
 UNREAD_BYTES_MAX: Final = 128 * 1024
 """aiohttp stops reading a socket when so many bytes of a body are unread."""
 
@@ -65,7 +65,7 @@ class _Protocols(web.Server):
     def __call__(self) -> Connection:
         keep_alive_s = self._server.keep_alive_s
         if keep_alive_s:
-            # Connections that began together must not end in one turn of the loop.
+            # Connections that began together must not end in one iteration of the loop.
             keep_alive_s += self._server.spread_s()
         loop = asyncio.get_running_loop()
         return Connection(
@@ -209,7 +209,7 @@ class Server:
                 connection.cut()
 
     def spread_s(self) -> float:
-        """Return a part of a tick, each time another one: what began together must not end in one turn of the loop."""
+        """Return a part of a tick, each time another one: what began together must not end at once."""
         self._spread = (self._spread + 1) % SPREAD
         return TICK_S * self._spread / SPREAD
 

@@ -9,7 +9,7 @@ in another thread, every other request waits. So no piece may take more than 20 
 
 A tick is also late if the operating system gave the processor to other programs. That is not the node's fault. So
 the module subtracts the time that the loop's thread waited for a processor, and never counts more than this process
-computed. Consecutive short pieces within one turn of the loop count as one, because no other request ran between
+computed. Consecutive short pieces within one iteration of the loop count as one, because no other request ran between
 them.
 
 A piece of work that begins before a tick is due counts only from the due time, so up to 10 ms are missing. A node at

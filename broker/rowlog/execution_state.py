@@ -301,7 +301,7 @@ def waits_for(state: State, subscription: Subscription, setup: Setup) -> list[st
     ]
 
 
-class Turn(enum.Enum):
+class NextStep(enum.Enum):
     """The next step of a subscription at a row."""
 
     TAKE = "take"
@@ -315,7 +315,7 @@ class Turn(enum.Enum):
 class Choice(NamedTuple):
     """The next step at a row; ``until``: when to look at it again at the latest, ms since 1970."""
 
-    turn: Turn
+    step: NextStep
     message: MessageId | None = None
     until: int = 0
 
@@ -334,10 +334,10 @@ def choose(
     """Choose the next one of a row's sorted messages: the first open one, or none."""
     head = next((each for each in messages if each[1].is_open(subscription.id)), None)
     if head is None:
-        return Choice(Turn.NOTHING)
+        return Choice(NextStep.NOTHING)
     message, state = head
     if waits_for(state, subscription, setup):
-        return Choice(Turn.WAIT, message, now + setup.settings.wakeup_timeout_ms)
+        return Choice(NextStep.WAIT, message, now + setup.settings.wakeup_timeout_ms)
     part = state.parts[subscription.id]
     seen_at = seen(message, part.tries)
     delay = setup.settings.minimal_process_delay_ms
@@ -345,4 +345,4 @@ def choose(
     # Another process, with another clock, may have written ``not_before``.
     tried = min(part.not_before, seen_at + backoff_ms(subscription, part.tries))
     until = max(tried, ripe)
-    return Choice(Turn.WAIT, message, until) if until > now else Choice(Turn.TAKE, message)
+    return Choice(NextStep.WAIT, message, until) if until > now else Choice(NextStep.TAKE, message)

@@ -29,9 +29,9 @@ from broker.rowlog.entries import Entries
 from broker.rowlog.execution_state import (
     Busy,
     Gone,
+    NextStep,
     Standing,
     State,
-    Turn,
     choose,
     unknown,
     without,
@@ -248,9 +248,9 @@ class Processor:
                 return _Again(now + setup.settings.wakeup_timeout_ms)
             messages = [(each.id, each.state) for each in found]
             choice = choose(messages, subscription, setup, now, partial(self._seen_at, row))
-            if choice.turn is Turn.NOTHING:
+            if choice.step is NextStep.NOTHING:
                 return _Again(due, until_offered=True)
-            if choice.turn is Turn.WAIT:
+            if choice.step is NextStep.WAIT:
                 return _Again(choice.until)
             head = next(each for each in found if each.id == choice.message)
             try:

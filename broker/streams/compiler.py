@@ -153,7 +153,7 @@ class Compiler:
                 return replace(in_columns, columns=columns)
             return self._without_errors(in_columns, columns, step, sql_columns.TIMELESS)
         branch = self._in_python(branch)
-        kind = STEPS.get(step.kind, stateless_steps.Turning)
+        kind = STEPS.get(step.kind, stateless_steps.ValueFunction)
         made = Step(step.name, kind(step.function))
         after = replace(branch, parts=(*branch.parts, made))
         return after if step.returns is None else self._typed(after, step)

@@ -109,7 +109,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Turning:
+class ValueFunction:
     """Makes one value of key, value and window."""
 
     function: Callable[[Any, Any, Window | None], Any]

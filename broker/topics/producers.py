@@ -49,7 +49,7 @@ class _Last(NamedTuple):
     ids: PublishedIds
 
 
-class _ProducerTurns:
+class _ProducerOrder:
     """Orders the publishes of one producer."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Producers:
         self._hold = hold
         self._passed = passed
         self._known: OrderedDict[bytes, _Last] = OrderedDict()
-        self._turns: dict[bytes, _ProducerTurns] = {}
+        self._turns: dict[bytes, _ProducerOrder] = {}
         self._under_way: set[asyncio.Task[PublishedIds]] = set()
 
     @property
@@ -112,7 +112,7 @@ class Producers:
         deadline: float | None,
     ) -> PublishedIds:
         hashed = key_hash(producer.id)
-        turns = self._turns.setdefault(hashed, _ProducerTurns())
+        turns = self._turns.setdefault(hashed, _ProducerOrder())
         turns.users += 1
         try:
             async with AsyncExitStack() as turn:
@@ -141,7 +141,7 @@ class Producers:
             if not turns.users:
                 del self._turns[hashed]
 
-    def _may_wait(self, turns: _ProducerTurns, hashed: bytes, number: int) -> bool:
+    def _may_wait(self, turns: _ProducerOrder, hashed: bytes, number: int) -> bool:
         """Return whether a publish waits for another one or for storage before it is appended."""
         known = self._known.get(hashed)
         return turns.lock.locked() or known is None or number <= known.run.number

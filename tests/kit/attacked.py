@@ -234,7 +234,7 @@ class Attacked:
         """Repeat an attack beside the neighbour until the neighbour has made PUBLISHES_MIN publishes.
 
         ``prepare`` runs before each round and is not measured. ``blocked_s_max`` is larger for attacks with many
-        connections: one turn of the loop does a short piece of work for each, and the sum counts.
+        connections: one iteration of the loop does a short piece of work for each, and the sum counts.
 
         Raises:
             AssertionError: the broker did not withstand the attack; the message has all figures.

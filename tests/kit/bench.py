@@ -253,7 +253,7 @@ class Bench:
         await asyncio.sleep(milliseconds / 1000)
 
 
-async def settle(turns: int = 50) -> None:
+async def settle(iterations: int = 50) -> None:
     """Give all tasks that are ready time to run."""
-    for _ in range(turns):
+    for _ in range(iterations):
         await asyncio.sleep(0)

@@ -12,7 +12,6 @@ PUBLIC = {
     "Processor": "of a stream job's keys, and of a rowlog",
     "Settings": "of a client, and of a rowlog",
     "State": "of a stream job's key, and of a rowlog's message",
-    "Turn": "of the event loop, and of a subscription",
 }
 """Class names that two parts share. One of the parts is mostly RowLog, which no other part imports."""
 

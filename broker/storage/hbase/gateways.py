@@ -116,7 +116,7 @@ class Gateways:
         self._call_s, self._connect_s, self._idle_s = call_s, connect_s, idle_s
         self._observe = observe
         self._turns = Turns(connections_max, LATE_SHARES * connections_max)
-        self._turn = itertools.count()
+        self._rotation = itertools.count()
         self._lines: set[Line] = set()
         self._under_way: set[asyncio.Future[Any]] = set()
         self._restoring: set[asyncio.Task[None]] = set()
@@ -245,9 +245,9 @@ class Gateways:
             return self._gateways[0]
         now = asyncio.get_running_loop().time()
         good = [gateway for gateway in self._gateways if not gateway.suspect]
-        turn = next(self._turn) % len(good)  # Equally good gateways take turns.
+        first = next(self._rotation) % len(good)  # Equally good gateways take turns.
         return min(
-            good[turn:] + good[:turn], key=lambda each: (now < each.doubted_until, each.under_way)
+            good[first:] + good[:first], key=lambda each: (now < each.doubted_until, each.under_way)
         )
 
     def _ready(self, gateway: Gateway) -> Line | None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 HIGH_WATER_BYTES: Final = 64 * 1024
 KERNEL_BYTES: Final = 128 * 1024
 """The most bytes in flight that a closed end may leave to its kernel."""
-TURNS_BEFORE_RESET: Final = 3
-"""A loop learns of a reset when it next polls its sockets, and not in the turn in which bytes came."""
+ITERATIONS_BEFORE_RESET: Final = 3
+"""A loop learns of a reset when it next polls its sockets, and not in the iteration in which bytes came."""
 END: Final = b""
 """The segment that marks the end of the stream."""
 
@@ -68,7 +68,7 @@ class End(asyncio.Transport):
         self._is_full = False
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
-        """Connect ``protocol``, and begin to read one turn of the loop later, as asyncio does."""
+        """Connect ``protocol``, and begin to read one iteration of the loop later, as asyncio does."""
         self._protocol = protocol  # type: ignore[assignment]  # All protocols here are stream protocols.
         protocol.connection_made(self)
         self._loop.call_soon(self.resume_reading, context=self.context)
@@ -214,7 +214,7 @@ class End(asyncio.Transport):
             if self._closing or self.is_lost:
                 self._refuse()
             elif self._reading:
-                # Deliver the rest in the next turn of the loop, so that tasks can run in between.
+                # Deliver the rest in the next iteration of the loop, so that tasks can run in between.
                 self._take(self._arrived_until(now))
                 break
             else:
@@ -264,12 +264,12 @@ class End(asyncio.Transport):
         if self._in_flight_bytes <= KERNEL_BYTES and not self.is_lost:
             self._loop.call_soon(self.lose, None, context=self.context)
 
-    def _reset(self, turns: int = TURNS_BEFORE_RESET) -> None:
+    def _reset(self, iterations: int = ITERATIONS_BEFORE_RESET) -> None:
         """Lose the connection by a reset, after tasks could handle the earlier bytes."""
         if self.is_lost or self._network.is_cut(self.peer, self):
             return
-        if turns:
-            self._loop.call_soon(self._reset, turns - 1, context=self.context)
+        if iterations:
+            self._loop.call_soon(self._reset, iterations - 1, context=self.context)
         else:
             self.lose(ConnectionResetError("the connection was reset"))
 

@@ -28,8 +28,8 @@ from broker.testing.virtual_time import Hang, VirtualLoop
 
 Result = TypeVar("Result")
 
-TURNS_AT_ONCE_MAX = 2_000_000
-"""The most turns of the loop at one moment of virtual time. With more the program spins."""
+ITERATIONS_AT_ONCE_MAX = 2_000_000
+"""The most iterations of the loop at one moment of virtual time. With more the program spins."""
 
 
 class SimulatedProcess:
@@ -114,7 +114,7 @@ class HostLoop(VirtualLoop):
         super().__init__()
         self.steps = 0
         self.processes: list[SimulatedProcess] = []
-        self._turns_at_once = 0
+        self._iterations_at_once = 0
 
     @override
     def create_task(
@@ -148,9 +148,9 @@ class HostLoop(VirtualLoop):
         ready = self._ready
         if not ready:
             self._jump()
-        self._turns_at_once += 1
-        if self._turns_at_once > TURNS_AT_ONCE_MAX:
-            self._turns_at_once = 0  # What is cancelled now has turns of its own.
+        self._iterations_at_once += 1
+        if self._iterations_at_once > ITERATIONS_AT_ONCE_MAX:
+            self._iterations_at_once = 0  # What is cancelled now has iterations of its own.
             raise Hang(f"the program spins at {self.time():.3f} s: no time passes")
         for _ in range(len(ready)):
             handle = ready.popleft()
@@ -172,7 +172,7 @@ class HostLoop(VirtualLoop):
             if self._stopping:  # type: ignore[attr-defined]
                 return
             raise Hang(f"all tasks wait at {self.time():.3f} s, and there is no timer")
-        self._turns_at_once = 0
+        self._iterations_at_once = 0
         self.advance(scheduled[0].when() - self.time())
         due = self.time() + self._clock_resolution
         while scheduled and scheduled[0].when() <= due:

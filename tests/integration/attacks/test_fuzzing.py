@@ -21,11 +21,11 @@ CACHE_BYTES = 32 * 1024 * 1024
 LOG_LINES_MAX = 200
 BOUNDED = ("transactions forgotten", "outcome unknown")
 """Lines that clients may cause, within a budget of lines for each second."""
-ODD_HOLDS_MAX = {0.02: 0.01, 0.1: 0.001}
-ODD_HOLDS = 4
-"""The number and the share of the monitor's ticks that may find the loop held for longer than so many seconds: by the
+ODD_BLOCKS_MAX = {0.02: 0.01, 0.1: 0.001}
+ODD_BLOCKS = 4
+"""The number and the share of the monitor's ticks that may find the loop blocked for longer than so many seconds: by the
 garbage collector, or by the first bulk read, which loads pyarrow. The requests of all twelve connections that are served
-in one turn of the loop count as one hold: on a slow machine they take longer than 20 ms now and then."""
+in one iteration of the loop count as one: on a slow machine they take longer than 20 ms now and then."""
 
 
 @pytest.fixture
@@ -84,6 +84,6 @@ async def test_requests_that_are_almost_right(
     assert broker.peak_bytes() <= PEAK_BYTES_MAX
     # At its very start a broker has no ticks yet.
     ticks = after[float("inf")] - before.get(float("inf"), 0)
-    for seconds, share in ODD_HOLDS_MAX.items():
+    for seconds, share in ODD_BLOCKS_MAX.items():
         held = ticks - (after[seconds] - before.get(seconds, 0))
-        assert held <= max(ODD_HOLDS, ticks * share), f"held {held} times of {ticks}: {after}"
+        assert held <= max(ODD_BLOCKS, ticks * share), f"held {held} times of {ticks}: {after}"

@@ -256,7 +256,7 @@ async def test_a_closed_connection_is_noticed_before_a_publish(cluster, farewell
         await client.publish(T, [b"0", b"1"])
         cluster.leads(T, 1, 2)
         cluster.nodes[0].hang_up(farewell)
-        await client.publish(T, [b"2", b"3"])  # Leaves in the same turn of the loop.
+        await client.publish(T, [b"2", b"3"])  # Leaves in the same iteration of the loop.
     assert cluster.payloads(T) == numbers(4)
 
 

@@ -45,11 +45,11 @@ class Scripted(Foreign):
         return super()._call(name, *arguments)
 
 
-async def a_turn():
+async def an_iteration():
     """Let the loop run its other tasks once."""
-    turn = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(turn.set_result, None)
-    await turn
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.set_result, None)
+    await future
 
 
 class Participant:
@@ -87,11 +87,11 @@ class Participant:
 
 class AsyncParticipant(Participant):
     async def start_tx(self, transaction):
-        await a_turn()
+        await an_iteration()
         return super().start_tx(transaction)
 
     async def commit_tx(self):
-        await a_turn()
+        await an_iteration()
         return super().commit_tx()
 
     async def post_commit(self):
@@ -185,7 +185,7 @@ class Model:
 
 
 async def quickly(seconds):
-    await a_turn()
+    await an_iteration()
 
 
 async def run(plan, *, checkpoint):
@@ -586,7 +586,7 @@ async def cancels_itself():
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
-    await a_turn()
+    await an_iteration()
 
 
 def raising(error):
@@ -614,14 +614,14 @@ class Ending(AsyncParticipant):
         self.ends_in, self.end = call, end
 
     async def commit_tx(self):
-        await (self.end() if self.ends_in == "commit_tx" else a_turn())
+        await (self.end() if self.ends_in == "commit_tx" else an_iteration())
         return await super().commit_tx()
 
     async def post_commit(self):
-        await (self.end() if self.ends_in == "post_commit" else a_turn())
+        await (self.end() if self.ends_in == "post_commit" else an_iteration())
 
     async def rollback_tx(self):
-        await (self.end() if self.ends_in == "rollback_tx" else a_turn())
+        await (self.end() if self.ends_in == "rollback_tx" else an_iteration())
         return await super().rollback_tx()
 
 

@@ -187,7 +187,7 @@ async def test_a_close_wakes_the_reader_of_an_answer(transport, raw_broker):
     async def follow():
         async with transport.stream(POLL, 60) as reply:
             async for _ in reply.chunks:
-                arrived.set()  # Then it waits for the next piece in the same turn.
+                arrived.set()  # Then it waits for the next piece in the same iteration.
 
     following = asyncio.create_task(follow())
     async with asyncio.timeout(10):

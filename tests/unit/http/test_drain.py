@@ -112,7 +112,7 @@ async def test_a_client_that_ignores_the_drain_is_cut(broker: Broker, http: Http
 async def test_bytes_in_the_socket_are_read_before_the_close(broker: Broker, http: Http) -> None:
     with socket.create_connection(("127.0.0.1", http.port)) as plain:
         await eventually(lambda: broker.server.connections, lambda: "it was not accepted")
-        # The loop has no turn in between. So the timer is due when the bytes have arrived and are not read yet.
+        # The loop has no iteration in between. So the timer is due when the bytes have arrived and are not read yet.
         plain.sendall(PING)
         broker.server.begin_drain(0.0)
         async with asyncio.timeout(30):
@@ -168,15 +168,15 @@ async def test_the_last_answer_arrives_despite_bytes_behind_its_request(
     assert told.count(b"HTTP/1.1 200") == told.count(b"Connection: close") == 1
 
 
-@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("iterations", range(6))
 @pytest.mark.usefixtures("impatient")
 async def test_a_client_that_is_being_accepted_when_the_listener_closes_is_answered(
-    broker: Broker, http: Http, turns: int
+    broker: Broker, http: Http, iterations: int
 ) -> None:
-    """The listener closes ``turns`` turns of the loop after the kernel has the connection and its request."""
+    """The listener closes ``iterations`` iterations of the loop after the kernel has the connection and its request."""
     with socket.create_connection(("127.0.0.1", http.port), timeout=30) as late:
         late.sendall(PING)
-        await settle(turns)
+        await settle(iterations)
         await broker.server.close()
         assert late.recv(12) == b"HTTP/1.1 200"
 

@@ -198,7 +198,7 @@ async def test_many_slow_heads_are_cut_in_steps() -> None:
     await broker.close()
 
 
-async def test_connections_that_became_idle_together_do_not_end_in_one_turn() -> None:
+async def test_connections_that_became_idle_together_do_not_end_in_one_iteration() -> None:
     server = Broker().server
     later = [server.spread_s() for _ in range(SPREAD)]
     assert len(set(later)) == SPREAD

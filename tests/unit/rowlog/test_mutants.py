@@ -25,7 +25,7 @@ from broker.rowlog import (
     wakeups,
 )
 from broker.rowlog import rows as rows_module
-from broker.rowlog.execution_state import Choice, Standing, Turn
+from broker.rowlog.execution_state import Choice, NextStep, Standing
 from broker.rowlog.memory import MemoryRows
 from tests.kit.contract.rowtable import MemoryRowsOfOneCell, Opened, RowLocksContract
 from tests.unit.rowlog import (
@@ -110,8 +110,8 @@ def any_open(_: Any) -> Any:
         for message, each in messages:
             part = each.parts.get(subscription.id)
             if each.is_open(subscription.id) and part.not_before <= now:
-                return Choice(Turn.TAKE, message)
-        return Choice(Turn.NOTHING)
+                return Choice(NextStep.TAKE, message)
+        return Choice(NextStep.NOTHING)
 
     return choose
 

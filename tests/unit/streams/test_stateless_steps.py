@@ -81,9 +81,9 @@ def test_keys_and_times_come_from_the_value() -> None:
 
 def test_to_stream_has_key_value_and_window() -> None:
     record = StreamRecord(1, ID, 0, "k", Window(0, 10))
-    turn = stateless_steps.Turning(lambda *parts: parts)
-    assert [each.value for each in turn(record)] == [("k", 1, (0, 10))]
-    assert list(stateless_steps.Turning(lambda *_: None)(record)) == []
+    function = stateless_steps.ValueFunction(lambda *parts: parts)
+    assert [each.value for each in function(record)] == [("k", 1, (0, 10))]
+    assert list(stateless_steps.ValueFunction(lambda *_: None)(record)) == []
 
 
 def test_a_time_is_a_number_or_a_datetime_with_a_zone() -> None:
