@@ -32,7 +32,7 @@ from chaos.promises import HEALING_S, UNAVAILABLE_S, promised
 from chaos.run_folder import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
 from chaos.target import Target
 from chaos.workloads import REAL, REGISTRY, Scale, Workload
-from chaos.workloads.real import RealStage
+from chaos.workloads.real import RealSurroundings
 
 SEGMENT_S: Final = 300.0
 WELL_S: Final = 2.0
@@ -197,7 +197,7 @@ class Segment:
         An error of a workload, of a fault or of the target makes the verdict unsure; the history so far is judged.
         """
         plan, target = self._run.plan, self._run.target
-        stage = RealStage(
+        around = RealSurroundings(
             target.urls,
             seed=random.Random(f"{plan.seed}/{self._number}/{plan.salt}").getrandbits(32),
             scale=plan.scale,
@@ -207,12 +207,12 @@ class Segment:
         workloads = [REGISTRY[name]() for name in plan.workloads]
         with self._noting("the workloads could not be prepared"):
             for workload in workloads:
-                await workload.prepare(stage)
+                await workload.prepare(around)
         if self._trouble:
             return Judged(unsure=[*self._trouble, target.state()], not_judged=[UNAVAILABLE])
         stop = asyncio.Event()
         telling = asyncio.create_task(self._progress.tell())
-        working = [asyncio.create_task(workload.run(stage, stop)) for workload in workloads]
+        working = [asyncio.create_task(workload.run(around, stop)) for workload in workloads]
         began = time.monotonic()
         try:
             with self._noting("the faults ended early"):
@@ -222,7 +222,7 @@ class Segment:
             stop.set()
             await self._ended(working)
             if is_mended:  # A failed read from a broken cluster proves nothing.
-                await self._finish(workloads, stage)
+                await self._finish(workloads, around)
         finally:
             stop.set()
             telling.cancel()
@@ -375,12 +375,12 @@ class Segment:
         if late:
             self._trouble.append(f"a workload did not end within {ENDING_S:g} s after the stop")
 
-    async def _finish(self, workloads: Sequence[Workload], stage: RealStage) -> None:
+    async def _finish(self, workloads: Sequence[Workload], around: RealSurroundings) -> None:
         try:
             async with asyncio.timeout(FINAL_S):
                 for workload in workloads:
                     with self._noting(f"the final reads of {workload.name} failed"):
-                        await workload.finish(stage)
+                        await workload.finish(around)
         except TimeoutError:
             state = self._run.target.state()
             self._trouble.append(f"the final reads took longer than {FINAL_S:g} s; {state}")

@@ -22,7 +22,7 @@ from chaos.proxied_cluster import ChaosCluster
 from chaos.workloads import REAL
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.real import RealStage
+from chaos.workloads.real import RealSurroundings
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ class Scene:
         self._cluster = cluster
         self._topics = self._asked = 0
         urls = ["http://127.0.0.1:1"] if cluster is None else cluster.urls
-        self.stage = RealStage(urls, seed=1, scale=SCALE, history=self.history)
+        self.around = RealSurroundings(urls, seed=1, scale=SCALE, history=self.history)
 
     @property
     def cluster(self) -> ChaosCluster:
@@ -70,7 +70,7 @@ class Scene:
 
     def serve_from(self, *urls: str) -> None:
         """Let new processes use these nodes, in place of the cluster's."""
-        self.stage = RealStage(urls, seed=1, scale=SCALE, history=self.history)
+        self.around = RealSurroundings(urls, seed=1, scale=SCALE, history=self.history)
 
     # Evidence.
 
@@ -90,7 +90,7 @@ class Scene:
     def process(self, name: str, node: str | None = None, **settings: Any) -> ClientProcess:
         """Return a process that uses one node, or all of them."""
         url = None if node is None else self.cluster.url(node)
-        return ClientProcess(self.stage, name, node=url, **settings)
+        return ClientProcess(self.around, name, node=url, **settings)
 
     async def topic(self, *, ttl_s: int | None = None) -> TopicTarget:
         """Create a topic."""
@@ -228,4 +228,4 @@ class Scene:
         """Heal everything, and read the topics to their end through every node."""
         if self._cluster is not None:
             await self._cluster.mend()
-        await read_everywhere(self.stage, topics)
+        await read_everywhere(self.around, topics)

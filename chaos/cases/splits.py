@@ -138,7 +138,7 @@ async def late_rollback(scene: Scene) -> None:
     topic = await scene.topic()
     async with cut_off(scene, topic) as (old, new, place):
         async with scene.process("transactions", new.node) as process:
-            pointer = scene.stage.clock.now_ms() * 1_000_000
+            pointer = scene.around.clock.now_ms() * 1_000_000
             undone = await process.publish(topic, process.labels(1), pointer=pointer)
             await process.publish(topic, process.labels(1), pointer=pointer + 1)
         asked = asyncio.create_task(_roll_back(scene, topic, old.node, undone))
@@ -151,7 +151,7 @@ async def late_rollback(scene: Scene) -> None:
     )
     await scene.finish(topic)
     everything = Snapshot(transaction_id=pointer + 2, read_pointer=pointer + 2)
-    await read_everywhere(scene.stage, [topic], snapshot=everything)
+    await read_everywhere(scene.around, [topic], snapshot=everything)
 
 
 async def _roll_back(scene: Scene, topic: TopicTarget, node: str, published: Published) -> bool:

@@ -6,7 +6,14 @@ from chaos.workloads.metadata import MetadataWorkload
 from chaos.workloads.rowlog import RowLogWorkload
 from chaos.workloads.topics import TopicsWorkload
 from chaos.workloads.transactions import OwnTransactionsWorkload, TransactionsWorkload
-from chaos.workloads.workload import REAL, REGISTRY, SIMULATED, Scale, Workload, WorkloadStage
+from chaos.workloads.workload import (
+    REAL,
+    REGISTRY,
+    SIMULATED,
+    Scale,
+    Workload,
+    WorkloadSurroundings,
+)
 
 REGISTRY.update(
     {
@@ -22,4 +29,4 @@ REGISTRY.update(
 BENEATH = frozenset({"rowlog"})
 """These workloads use HBase and ZooKeeper directly, so they need a cluster whose HBase they can reach."""
 
-__all__ = ["BENEATH", "REAL", "REGISTRY", "SIMULATED", "Scale", "Workload", "WorkloadStage"]
+__all__ = ["BENEATH", "REAL", "REGISTRY", "SIMULATED", "Scale", "Workload", "WorkloadSurroundings"]

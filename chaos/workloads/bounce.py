@@ -14,7 +14,7 @@ from typing_extensions import override
 from broker.client import BrokerError, admin
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 ANYWHERE = 0.2
 """The fraction of steps that unpin the topic, so that the cluster chooses its leader."""
@@ -26,21 +26,21 @@ class BounceWorkload(LogWorkload):
     name = "bounce"
 
     @override
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Publish, consume and move leaders until ``stop`` is set; then unpin all topics."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(super().run(stage, stop))
+            group.create_task(super().run(around, stop))
             for target in self.targets:
-                group.create_task(_operator(stage, f"operator-{target.name}", target, stop))
+                group.create_task(_operator(around, f"operator-{target.name}", target, stop))
 
 
 async def _operator(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
-                if stage.chance.random() < ANYWHERE:
+                if around.chance.random() < ANYWHERE:
                     await _unpin(process, target)
                 else:
                     await _move(process, target)
@@ -57,7 +57,7 @@ async def _move(process: ClientProcess, target: TopicTarget) -> None:
     serving = [node["node"] for node in status["nodes"] if node["state"] == "serving"]
     if not serving:
         return
-    node = str(process.stage.chance.choice(serving))
+    node = str(process.around.chance.choice(serving))
     with process.asking("elect", target.id, {"node": node}) as ending:
         await process.client.ask(admin.pin(target.id, node))
         ending.ok({})

@@ -32,7 +32,7 @@ from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, MESSAGE_ID_BYTES, MessageId
 from chaos.history import Ending, Value, snapshot_value
 from chaos.labels import collapse, expand
 from chaos.workloads.beside import message_of, others
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 T = TypeVar("T")
 
@@ -63,15 +63,15 @@ def short(identifier: MessageId) -> str:
 
 
 async def until_answered(
-    stage: WorkloadStage, deadline: float, work: Callable[[], Awaitable[T]]
+    around: WorkloadSurroundings, deadline: float, work: Callable[[], Awaitable[T]]
 ) -> T:
-    """Return what a call returns; repeat it when it fails with a BrokerError, until a time by the stage's clock."""
+    """Return what a call returns; repeat it when it fails with a BrokerError, until a time by its clock."""
 
     def pause_s(error: Exception, _: int) -> float | None:
-        is_over = stage.clock.monotonic() >= deadline
-        return stage.scale.again_s if isinstance(error, BrokerError) and not is_over else None
+        is_over = around.clock.monotonic() >= deadline
+        return around.scale.again_s if isinstance(error, BrokerError) and not is_over else None
 
-    return await retries.repeat(work, pause_s, stage.clock.sleep)
+    return await retries.repeat(work, pause_s, around.clock.sleep)
 
 
 def before(identifier: MessageId) -> MessageId:
@@ -81,21 +81,21 @@ def before(identifier: MessageId) -> MessageId:
 
 
 class ClientProcess:
-    """A process of a stage, with its own client; a context manager that closes the client.
+    """A process with its own client; a context manager that closes the client.
 
     Args:
-        stage: its stage.
+        around: its surroundings.
         name: its name, unique in the run.
         node: the only node that its client uses; by default, the client follows the leaders.
         settings: settings of its client.
     """
 
     def __init__(
-        self, stage: WorkloadStage, name: str, *, node: str | None = None, **settings: Any
+        self, around: WorkloadSurroundings, name: str, *, node: str | None = None, **settings: Any
     ) -> None:
-        self.stage = stage
-        settings.setdefault("deadline_s", stage.scale.deadline_s)
-        self.client = stage.client(name, node=node, **settings)
+        self.around = around
+        settings.setdefault("deadline_s", around.scale.deadline_s)
+        self.client = around.client(name, node=node, **settings)
         self.count = 0
         self._name = name
         self._lives = 0
@@ -122,9 +122,9 @@ class ClientProcess:
 
     async def pause(self, mean_s: float | None = None) -> None:
         """Pause for a random time, with the given mean or that of the scale."""
-        mean_s = self.stage.scale.pause_s if mean_s is None else mean_s
-        await self.stage.clock.sleep(
-            min(self.stage.chance.expovariate(1 / mean_s), PAUSE_MEANS_MAX * mean_s)
+        mean_s = self.around.scale.pause_s if mean_s is None else mean_s
+        await self.around.clock.sleep(
+            min(self.around.chance.expovariate(1 / mean_s), PAUSE_MEANS_MAX * mean_s)
             if mean_s
             else 0
         )
@@ -132,17 +132,17 @@ class ClientProcess:
     def labels(self, count: int | None = None) -> list[str]:
         """Return new labels, of the given or a random number."""
         self.count += 1
-        count = count or self.stage.chance.randint(1, self.stage.scale.messages_max)
+        count = count or self.around.chance.randint(1, self.around.scale.messages_max)
         return [f"{self._name}:{self.count}:{part}" for part in range(count)]
 
     def message(self, label: str) -> Publishable:
         """Return the message to publish for a label."""
-        payload = expand(label) if self.stage.scale.padded else label.encode()
+        payload = expand(label) if self.around.scale.padded else label.encode()
         return message_of(label, payload)
 
     def label(self, payload: bytes) -> str:
         """Return the label of a read payload."""
-        return collapse(payload) if self.stage.scale.padded else payload.decode(errors="replace")
+        return collapse(payload) if self.around.scale.padded else payload.decode(errors="replace")
 
     @contextmanager
     def asking(
@@ -150,7 +150,7 @@ class ClientProcess:
     ) -> Iterator[Ending]:
         """Write an invoke. If the body raises an error, write the end of the call and raise it again."""
         where = "" if topic is None else str(topic)
-        ending = self.stage.history.invoke(name or self.name, op, where, value)
+        ending = self.around.history.invoke(name or self.name, op, where, value)
         try:
             yield ending
         except BrokerError as error:
@@ -274,12 +274,12 @@ class ClientProcess:
             asked["cursor"] = cursor
         if snapshot is not None:
             asked["snapshot"] = snapshot_value(snapshot)
-        return asked | {"at_ms": self.stage.clock.now_ms()}
+        return asked | {"at_ms": self.around.clock.now_ms()}
 
     def read_told(self, ending: Ending, messages: Sequence[Message]) -> None:
         """Write that a read was answered with these messages."""
         rows = [self._row(message) for message in messages]
-        ending.ok({"rows": rows, "at_ms": self.stage.clock.now_ms()})
+        ending.ok({"rows": rows, "at_ms": self.around.clock.now_ms()})
 
     def _row(self, message: Message) -> list[Any]:
         label = self.label(message.payload)
@@ -299,7 +299,7 @@ class ClientProcess:
             asked["through" if descending else "after"] = short(before(start))
         if descending:
             asked["reverse"] = True
-        asked["at_ms"] = self.stage.clock.now_ms()
+        asked["at_ms"] = self.around.clock.now_ms()
         with self.asking("read", target.id, asked) as ending:
             page = await self.client.browse(
                 target.id,
@@ -312,7 +312,7 @@ class ClientProcess:
             told: Value = {"rows": [self._shown(entry) for entry in page.messages]}
             if descending and not page.messages:
                 told["seen"] = "0" * 2 * LOG_KEY_BYTES  # There is no message down to the least id.
-            ending.ok(told | {"at_ms": self.stage.clock.now_ms()})
+            ending.ok(told | {"at_ms": self.around.clock.now_ms()})
         return page
 
     def _shown(self, entry: Browsed) -> list[Any]:

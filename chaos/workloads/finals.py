@@ -22,7 +22,7 @@ from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
 from broker.places import Place
 from chaos.workloads.client_process import ClientProcess, TopicTarget, before, until_answered
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 LOOKS_MIN: Final = 5
 """How many reads in a row must have the same end, if that end differs from the first node's."""
@@ -30,30 +30,33 @@ PAGE_MESSAGES: Final = 1000
 
 
 async def read_everywhere(
-    stage: WorkloadStage, targets: Sequence[TopicTarget], *, snapshot: Snapshot | None = None
+    around: WorkloadSurroundings,
+    targets: Sequence[TopicTarget],
+    *,
+    snapshot: Snapshot | None = None,
 ) -> None:
     """Read topics to their end through every node; with a snapshot, as its transaction sees them."""
     for target in targets:
-        end = await _settled(stage, target, stage.nodes[0], None, snapshot)
-        await _final(stage, target, "final", stage.nodes[0], snapshot)
-        for node in stage.nodes:
-            if node != stage.nodes[0]:
-                await _settled(stage, target, node, end, snapshot)
-            await _final(stage, target, f"final@{node}", node, snapshot)
+        end = await _settled(around, target, around.nodes[0], None, snapshot)
+        await _final(around, target, "final", around.nodes[0], snapshot)
+        for node in around.nodes:
+            if node != around.nodes[0]:
+                await _settled(around, target, node, end, snapshot)
+            await _final(around, target, f"final@{node}", node, snapshot)
 
 
 async def _settled(
-    stage: WorkloadStage,
+    around: WorkloadSurroundings,
     target: TopicTarget,
     node: str,
     known: MessageId | None,
     snapshot: Snapshot | None,
 ) -> MessageId | None:
     """Read until the end equals the known end of another node, or stays the same; return the end."""
-    deadline = stage.clock.monotonic() + stage.scale.final_s
+    deadline = around.clock.monotonic() + around.scale.final_s
     looks_min = 2 if known is None else LOOKS_MIN
     ends: list[MessageId | None] = []
-    async with ClientProcess(stage, f"settling@{node}", node=node) as process:
+    async with ClientProcess(around, f"settling@{node}", node=node) as process:
         place = None if known is None else before(known)
         while True:
             place = await _read_on(process, target, place, deadline, snapshot) or place
@@ -62,17 +65,21 @@ async def _settled(
             if (
                 stays
                 or (known is not None and place == known)
-                or stage.clock.monotonic() >= deadline
+                or around.clock.monotonic() >= deadline
             ):
                 return place
-            await stage.clock.sleep(stage.scale.again_s)
+            await around.clock.sleep(around.scale.again_s)
 
 
 async def _final(
-    stage: WorkloadStage, target: TopicTarget, name: str, node: str, snapshot: Snapshot | None
+    around: WorkloadSurroundings,
+    target: TopicTarget,
+    name: str,
+    node: str,
+    snapshot: Snapshot | None,
 ) -> None:
-    deadline = stage.clock.monotonic() + stage.scale.final_s
-    async with ClientProcess(stage, name, node=node) as process:
+    deadline = around.clock.monotonic() + around.scale.final_s
+    async with ClientProcess(around, name, node=node) as process:
         await _read_on(process, target, None, deadline, snapshot)
 
 
@@ -106,7 +113,7 @@ async def _page(
     asked = process.read_asked(target, place, snapshot=snapshot) | {"limit": PAGE_MESSAGES}
     with suppress(BrokerError), process.asking("read", target.id, asked) as ending:
         page = await until_answered(
-            process.stage,
+            process.around,
             deadline,
             lambda: process.client.poll(
                 target.id, place, inclusive=False, limit=PAGE_MESSAGES, snapshot=snapshot
@@ -117,16 +124,16 @@ async def _page(
     return []
 
 
-async def overview(stage: WorkloadStage, target: TopicTarget) -> None:
+async def overview(around: WorkloadSurroundings, target: TopicTarget) -> None:
     """Browse a topic to its end; the history gets all rows, with their pointers."""
-    deadline = stage.clock.monotonic() + stage.scale.final_s
-    async with ClientProcess(stage, f"overview-{target.name}") as process:
+    deadline = around.clock.monotonic() + around.scale.final_s
+    async with ClientProcess(around, f"overview-{target.name}") as process:
         place: MessageId | None = None
-        while stage.clock.monotonic() < deadline:
+        while around.clock.monotonic() < deadline:
             try:
                 page = await process.browse(target, place, limit=PAGE_MESSAGES)
             except BrokerError:
-                await stage.clock.sleep(stage.scale.again_s)
+                await around.clock.sleep(around.scale.again_s)
                 continue
             if page.next is None:
                 return

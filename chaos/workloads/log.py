@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from chaos.workloads import publishers, readers
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 
 class LogWorkload:
@@ -30,35 +30,35 @@ class LogWorkload:
         self._publishing = publishing
         self._reading = reading
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         """Create the topics. Raises BrokerError."""
-        self.targets = await created(stage, self.name, stage.scale.topics)
+        self.targets = await created(around, self.name, around.scale.topics)
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Publish and consume until ``stop`` is set."""
         await readers.work(
             [
-                kind(stage, f"{kind.__name__}-{number}-{target.name}", target, stop)
+                kind(around, f"{kind.__name__}-{number}-{target.name}", target, stop)
                 for target in self.targets
-                for number, kind in readers.some(self._publishing, stage.scale.publishers)
+                for number, kind in readers.some(self._publishing, around.scale.publishers)
             ],
             [
-                kind(stage, f"{kind.__name__}-{number}-{target.name}", target)
+                kind(around, f"{kind.__name__}-{number}-{target.name}", target)
                 for target in self.targets
-                for number, kind in readers.some(self._reading, stage.scale.consumers)
+                for number, kind in readers.some(self._reading, around.scale.consumers)
             ],
         )
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """Read everything through every node."""
-        await read_everywhere(stage, self.targets)
+        await read_everywhere(around, self.targets)
 
 
-async def created(stage: WorkloadStage, workload: str, count: int) -> list[TopicTarget]:
+async def created(around: WorkloadSurroundings, workload: str, count: int) -> list[TopicTarget]:
     """Create topics with new names, also on a cluster with topics of earlier runs. Raises BrokerError."""
     targets = []
-    async with ClientProcess(stage, f"creator-{workload}") as process:
+    async with ClientProcess(around, f"creator-{workload}") as process:
         for number in range(count):
-            name = f"{workload}-{stage.chance.getrandbits(32):08x}-{number}"
+            name = f"{workload}-{around.chance.getrandbits(32):08x}-{number}"
             targets.append(await process.create(TopicTarget(name)))
     return targets

@@ -22,7 +22,7 @@ from broker.client import BrokerError, TopicId, TopicNotFound
 from chaos.history import Value
 from chaos.workloads import readers
 from chaos.workloads.client_process import ClientProcess, TopicTarget, until_answered
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 OWNER: Final = "owner"
 SET: Final = 0.3
@@ -45,30 +45,32 @@ class MetadataWorkload:
         """Begin without registers."""
         self.registers: list[str] = []
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         """Choose the registers' names; they are empty."""
-        count = max(REGISTERS_MIN, stage.scale.topics)
+        count = max(REGISTERS_MIN, around.scale.topics)
         self.registers = [
-            f"{self.name}-{stage.chance.getrandbits(32):08x}-{number}" for number in range(count)
+            f"{self.name}-{around.chance.getrandbits(32):08x}-{number}" for number in range(count)
         ]
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Compare, set and get until ``stop`` is set."""
-        processes = 2 * stage.scale.publishers
-        await readers.work([self._compete(stage, number, stop) for number in range(processes)], [])
+        processes = 2 * around.scale.publishers
+        await readers.work([self._compete(around, number, stop) for number in range(processes)], [])
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """Get every register through every node."""
-        for node in stage.nodes:
-            async with ClientProcess(stage, f"final@{node}", node=node) as process:
+        for node in around.nodes:
+            async with ClientProcess(around, f"final@{node}", node=node) as process:
                 for register in self.registers:
                     await _finally(process, register)
 
-    async def _compete(self, stage: WorkloadStage, number: int, stop: asyncio.Event) -> None:
-        chance = stage.chance
+    async def _compete(
+        self, around: WorkloadSurroundings, number: int, stop: asyncio.Event
+    ) -> None:
+        chance = around.chance
         known = dict.fromkeys(self.registers, Register())
-        node = chance.choice([None, *stage.nodes])
-        async with ClientProcess(stage, f"client-{number}", node=node) as process:
+        node = chance.choice([None, *around.nodes])
+        async with ClientProcess(around, f"client-{number}", node=node) as process:
             while not stop.is_set():
                 register = chance.choice(self.registers)
                 with suppress(BrokerError):
@@ -76,7 +78,7 @@ class MetadataWorkload:
                         known[register] = await _set(process, register, known[register])
                     else:
                         known[register] = await _get(process, register, known[register])
-                await process.pause(2 * stage.scale.pause_s)
+                await process.pause(2 * around.scale.pause_s)
 
 
 async def _set(process: ClientProcess, register: str, known: Register) -> Register:
@@ -113,8 +115,10 @@ def _version(register: str, number: int) -> TopicId:
 
 async def _finally(process: ClientProcess, register: str) -> None:
     """Get a register's final content. All attempts are one call in the history."""
-    stage = process.stage
-    deadline = stage.clock.monotonic() + stage.scale.final_s
+    around = process.around
+    deadline = around.clock.monotonic() + around.scale.final_s
     with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
-        known = await until_answered(stage, deadline, lambda: _found(process, register, Register()))
+        known = await until_answered(
+            around, deadline, lambda: _found(process, register, Register())
+        )
         ending.ok({"value": known.value, "version": known.versions})

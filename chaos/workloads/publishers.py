@@ -27,7 +27,7 @@ from typing import Final
 from broker.client import BrokerError, Published
 from broker.client.values import Publishable
 from chaos.workloads.client_process import ClientProcess, TopicTarget, asked_of, tell
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 ATTEMPTS_MAX: Final = 20
 """How many times a publisher sends one request at most."""
@@ -41,12 +41,14 @@ IN_FLIGHT_MAX: Final = 4
 SHORT_LIVES: Final = 0.2
 ONCE_MORE: Final = 0.3
 
-Publisher = Callable[[WorkloadStage, str, TopicTarget, asyncio.Event], Awaitable[None]]
+Publisher = Callable[[WorkloadSurroundings, str, TopicTarget, asyncio.Event], Awaitable[None]]
 
 
-async def single(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
+async def single(
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish one message after another."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         while not stop.is_set():
             labels = process.labels(1)
             publishing = process.client.publish(target.id, process.message(labels[0]))
@@ -55,9 +57,11 @@ async def single(stage: WorkloadStage, name: str, target: TopicTarget, stop: asy
             await process.pause()
 
 
-async def keyed(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
+async def keyed(
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish with keys and with producer's numbers; repeat each request until it is answered."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         for number in count():
             if stop.is_set():
                 break
@@ -71,15 +75,19 @@ async def keyed(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyn
             await process.pause()
 
 
-async def staged(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
+async def staged(
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Store in several stages and publish them with one producer's number, until it is answered."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         for number in count():
             if stop.is_set():
                 break
             with suppress(BrokerError):
-                filled = [await _filled(process, target) for _ in range(stage.chance.randint(1, 3))]
-                stage.chance.shuffle(filled)
+                filled = [
+                    await _filled(process, target) for _ in range(around.chance.randint(1, 3))
+                ]
+                around.chance.shuffle(filled)
                 await _until_answered(
                     process, partial(_publish_stages, process, target, filled, (name, number))
                 )
@@ -90,7 +98,7 @@ async def _filled(process: ClientProcess, target: TopicTarget) -> tuple[str, lis
     """Fill a stage; return its id and its labels, in order. Raises BrokerError."""
     labels: list[str] = []
     async with process.client.stage(target.id) as stage:
-        for number in range(process.stage.chance.randint(1, 2)):
+        for number in range(process.around.chance.randint(1, 2)):
             more = process.labels()
             await stage.store(
                 [process.message(label) for label in more], idempotency_key=str(number)
@@ -117,8 +125,8 @@ async def _until_answered(
     process: ClientProcess, publish: Callable[[], Awaitable[Published]]
 ) -> None:
     """Repeat a publish until it is answered; sometimes once more."""
-    stage = process.stage
-    until = stage.clock.monotonic() + REPEATED_S
+    around = process.around
+    until = around.clock.monotonic() + REPEATED_S
     for attempt in range(ATTEMPTS_MAX):
         try:
             await publish()
@@ -126,31 +134,31 @@ async def _until_answered(
             if not (error.outcome == "unknown" or error.retriable):
                 return
         else:
-            if attempt or stage.chance.random() >= ONCE_MORE:
+            if attempt or around.chance.random() >= ONCE_MORE:
                 return
         await process.pause()
-        if stage.clock.monotonic() > until:
+        if around.clock.monotonic() > until:
             return
 
 
 async def forwarded(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Publish several messages at a time through one node; some have a short ``ttl``."""
-    node = stage.chance.choice(list(stage.nodes))
-    async with ClientProcess(stage, name, node=node) as process:
+    node = around.chance.choice(list(around.nodes))
+    async with ClientProcess(around, name, node=node) as process:
         while not stop.is_set():
-            lives_s = stage.scale.ttl_s if stage.chance.random() < SHORT_LIVES else None
+            lives_s = around.scale.ttl_s if around.chance.random() < SHORT_LIVES else None
             with suppress(BrokerError):
                 await process.publish(target, process.labels(), ttl_s=lives_s)
             await process.pause()
 
 
 async def pipelined(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Publish in the background, a few messages at a time."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
 
         async def later(message: Publishable) -> Published:
             return await (await process.client.publish_later(target.id, message))
@@ -163,10 +171,10 @@ async def pipelined(
 
 
 async def together(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Await several single messages at the same time; the client may send them in one request."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
 
         async def at_once(message: Publishable) -> Published:
             return await process.client.publish(target.id, message)
@@ -196,7 +204,7 @@ async def _several(
             return error.outcome
         return "ok"
 
-    slots = range(process.stage.chance.randint(1, IN_FLIGHT_MAX))
+    slots = range(process.around.chance.randint(1, IN_FLIGHT_MAX))
     return await asyncio.gather(*map(one, slots))
 
 

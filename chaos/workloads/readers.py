@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 from broker.client import BrokerError, Message, TailOptions
 from broker.model import MessageId
 from chaos.workloads.client_process import ClientProcess, TopicTarget, note
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 AGAIN: Final = 0.05
 """The probability that a paging consumer at the end of its topic begins again."""
@@ -34,13 +34,13 @@ SESSION_MAX: Final = 50
 """The largest number of pages or events in a session of ``tailing`` or ``streaming``."""
 
 Kind = TypeVar("Kind")
-Reader = Callable[[WorkloadStage, str, TopicTarget], Awaitable[None]]
+Reader = Callable[[WorkloadSurroundings, str, TopicTarget], Awaitable[None]]
 
 
-async def waiting(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def waiting(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Follow a topic by long polls."""
-    scale = stage.scale
-    async with ClientProcess(stage, name) as process:
+    scale = around.scale
+    async with ClientProcess(around, name) as process:
         place: MessageId | None = None
         while True:
             try:
@@ -58,29 +58,29 @@ async def waiting(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
             await process.pause()
 
 
-async def paging(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def paging(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Follow a topic by small pages through one node; each beginning counts as a new consumer."""
-    node = stage.chance.choice(list(stage.nodes))
-    async with ClientProcess(stage, name, node=node) as process:
+    node = around.chance.choice(list(around.nodes))
+    async with ClientProcess(around, name, node=node) as process:
         place: MessageId | None = None
         begun = 0
         while True:
-            limit = stage.chance.randint(1, stage.scale.page_messages_max)
+            limit = around.chance.randint(1, around.scale.page_messages_max)
             with suppress(BrokerError):
                 page = await process.poll(target, place, cursor=f"{name}#{begun}", limit=limit)
                 place = page[-1].id if page else place
-                if not page and stage.chance.random() < AGAIN:
+                if not page and around.chance.random() < AGAIN:
                     place, begun = None, begun + 1
             await process.pause()
 
 
-async def tailing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def tailing(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Follow a topic by the client's tail."""
-    scale = stage.scale
+    scale = around.scale
     options = TailOptions(
         wait_s=scale.wait_s, page_messages_max=scale.page_messages_max, idle_delay_s=scale.pause_s
     )
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
 
         def pages(place: MessageId | None) -> AsyncGenerator[Sequence[Message]]:
             return process.client.tail_pages(target.id, place, inclusive=False, options=options)
@@ -88,9 +88,9 @@ async def tailing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
         await _follow(process, target, pages)
 
 
-async def streaming(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def streaming(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Follow a topic by the stream of events."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
 
         async def events(place: MessageId | None) -> AsyncGenerator[Sequence[Message]]:
             async with aclosing(process.client.events(target.id, place)) as messages:
@@ -116,7 +116,7 @@ async def _follow(
             async with aclosing(pages(place)) as coming:
                 with process.asking("read", target.id, asked) as ending:
                     try:
-                        for _ in range(process.stage.chance.randint(1, SESSION_MAX)):
+                        for _ in range(process.around.chance.randint(1, SESSION_MAX)):
                             seen += await anext(coming)
                     except BrokerError as error:
                         broken = error
@@ -128,41 +128,41 @@ async def _follow(
         if seen and broken is not None:
             # The session also asked for the messages after these, and that failed.
             asked = process.read_asked(target, place, cursor=cursor)
-            note(process.stage.history.invoke(process.name, "read", str(target.id), asked), broken)
+            note(process.around.history.invoke(process.name, "read", str(target.id), asked), broken)
         await process.pause()
 
 
-async def timed(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def timed(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Read from a moment on: that of a seen message, one millisecond beside it, or a recent one."""
-    chance = stage.chance
-    async with ClientProcess(stage, name) as process:
+    chance = around.chance
+    async with ClientProcess(around, name) as process:
         seen: list[int] = []
         while True:
             if seen and chance.random() < 0.7:
                 moment = chance.choice(seen) + chance.choice((-1, 0, 0, 1))
             else:
-                moment = max(stage.clock.now_ms() - chance.randint(0, BACK_MS_MAX), 0)
+                moment = max(around.clock.now_ms() - chance.randint(0, BACK_MS_MAX), 0)
             with suppress(BrokerError):
-                limit = chance.randint(1, stage.scale.page_messages_max)
+                limit = chance.randint(1, around.scale.page_messages_max)
                 page = await process.poll(target, moment, limit=limit)
                 seen = [*seen, *(message.timestamp_ms for message in page)][-SEEN_MAX:]
-            await process.pause(2 * stage.scale.pause_s)
+            await process.pause(2 * around.scale.pause_s)
 
 
-async def browsing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def browsing(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Browse pages at random places, forward and backward."""
-    chance = stage.chance
-    async with ClientProcess(stage, name) as process:
+    chance = around.chance
+    async with ClientProcess(around, name) as process:
         seen: list[MessageId] = []
         while True:
             start = chance.choice(seen) if seen and chance.random() < 0.7 else None
-            limit = chance.randint(1, stage.scale.page_messages_max)
+            limit = chance.randint(1, around.scale.page_messages_max)
             with suppress(BrokerError):
                 page = await process.browse(
                     target, start, descending=chance.random() < 0.5, limit=limit
                 )
                 seen = [*seen, *(entry.id for entry in page.messages)][-SEEN_MAX:]
-            await process.pause(2 * stage.scale.pause_s)
+            await process.pause(2 * around.scale.pause_s)
 
 
 KINDS: Final[tuple[Reader, ...]] = (waiting, paging, tailing, streaming, timed, browsing)

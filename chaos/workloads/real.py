@@ -1,4 +1,4 @@
-"""The stage in real time: the real client calls a running cluster over sockets."""
+"""The surroundings in real time: the real client calls a running cluster over sockets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from chaos.workloads.workload import REAL, Beneath, Scale
 CONNECT_S = 2.0
 
 
-class RealStage:
-    """A stage for a running cluster, given the addresses of its nodes.
+class RealSurroundings:
+    """The surroundings of a workload on a running cluster, given the addresses of its nodes.
 
     Args:
         nodes: the addresses, at least one.

@@ -26,7 +26,7 @@ from broker.rowlog.row_table import TableError
 from broker.rowlog.thrift2 import Thrift2Rows
 from chaos.history import Event, Value
 from chaos.workloads.client_process import note
-from chaos.workloads.workload import Beneath, WorkloadStage
+from chaos.workloads.workload import Beneath, WorkloadSurroundings
 
 SUBSCRIPTIONS: Final = ("a", "b")
 WRITERS: Final = 2
@@ -76,10 +76,10 @@ class RowLogWorkload:
         self._early: set[tuple[str, str, int]] = set()
         """Messages that were done before their put was answered."""
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         """Create the table and the rowlog, and start its worker processes. Raises BrokerError."""
-        beneath = _beneath(stage)
-        self._id = f"{self.name}-{stage.chance.getrandbits(32):08x}"
+        beneath = _beneath(around)
+        self._id = f"{self.name}-{around.chance.getrandbits(32):08x}"
         try:
             rows = Thrift2Rows(beneath.gateways)
             try:
@@ -106,13 +106,13 @@ class RowLogWorkload:
         logs = await beneath.begin(given, halted)
         self._lines = [Lines(path, self._id) for path in logs.values()]
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Put messages until ``stop`` is set, and record the calls of the listeners."""
         try:
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(self._follow(stage))
+                reading = group.create_task(self._follow(around))
                 writing = [
-                    group.create_task(self._write(stage, each, stop)) for each in range(WRITERS)
+                    group.create_task(self._write(around, each, stop)) for each in range(WRITERS)
                 ]
                 await asyncio.gather(*writing)
                 reading.cancel()
@@ -120,17 +120,17 @@ class RowLogWorkload:
             if self._log is not None:
                 await self._log.close()
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """Wait until all messages are done, at most ``final_s``, and end the worker processes."""
         asked: Value = {"log": self._id, "subscriptions": list(SUBSCRIPTIONS)}
-        ending = stage.history.invoke("final", "row-final", "", asked)
-        deadline = stage.clock.monotonic() + stage.scale.final_s
-        self._read(stage)
-        while self._open and stage.clock.monotonic() < deadline:
-            await stage.clock.sleep(LOOK_S)
-            self._read(stage)
-        await _beneath(stage).end()
-        self._read(stage)
+        ending = around.history.invoke("final", "row-final", "", asked)
+        deadline = around.clock.monotonic() + around.scale.final_s
+        self._read(around)
+        while self._open and around.clock.monotonic() < deadline:
+            await around.clock.sleep(LOOK_S)
+            self._read(around)
+        await _beneath(around).end()
+        self._read(around)
         ending.ok({"open": len(self._open)})
 
     def _made(self, beneath: Beneath) -> RowLog:
@@ -147,18 +147,18 @@ class RowLogWorkload:
 
     # Putting.
 
-    async def _write(self, stage: WorkloadStage, number: int, stop: asyncio.Event) -> None:
+    async def _write(self, around: WorkloadSurroundings, number: int, stop: asyncio.Event) -> None:
         """Put one message after another, into rows that no other writer uses."""
         rows = [f"row-{number}-{each}" for each in range(ROWS)]
         while not stop.is_set():
             with suppress(BrokerError, TableError):
-                await self._put(stage, f"writer-{number}", stage.chance.choice(rows))
-            await stage.clock.sleep(stage.scale.pause_s * stage.chance.random() * 2)
+                await self._put(around, f"writer-{number}", around.chance.choice(rows))
+            await around.clock.sleep(around.scale.pause_s * around.chance.random() * 2)
 
-    async def _put(self, stage: WorkloadStage, process: str, row: str) -> None:
+    async def _put(self, around: WorkloadSurroundings, process: str, row: str) -> None:
         assert self._log is not None, "prepared first"
         asked: Value = {"log": self._id, "row": row}
-        ending = stage.history.invoke(process, "row-put", "", asked)
+        ending = around.history.invoke(process, "row-put", "", asked)
         try:
             message = await self._log.put(row.encode(), {b"rowlog:value": b"1"}, b"payload")
         except BrokerError as error:
@@ -175,34 +175,34 @@ class RowLogWorkload:
 
     # The logs of the processes.
 
-    async def _follow(self, stage: WorkloadStage) -> None:
+    async def _follow(self, around: WorkloadSurroundings) -> None:
         while True:
-            self._read(stage)
-            await stage.clock.sleep(LOOK_S)
+            self._read(around)
+            await around.clock.sleep(LOOK_S)
 
-    def _read(self, stage: WorkloadStage) -> None:
+    def _read(self, around: WorkloadSurroundings) -> None:
         """Write new events to the history, with their own times."""
         while self._halted:
-            self._halt(stage, *self._halted.popleft())
+            self._halt(around, *self._halted.popleft())
         for told in (each for lines in self._lines for each in lines.read()):
             if told["kind"] in {"begin", "end"}:
-                self._offer(stage, told)
+                self._offer(around, told)
             elif told["kind"] == "halted":
-                self._halt(stage, told["process"], told["time_ns"])
+                self._halt(around, told["process"], told["time_ns"])
 
-    def _halt(self, stage: WorkloadStage, name: str, time_ns: int) -> None:
+    def _halt(self, around: WorkloadSurroundings, name: str, time_ns: int) -> None:
         self._halts += 1
         process, asked = f"{name} halt {self._halts}", {"processor": name}
-        self._tell(stage, process, "row-halt", asked, time_ns)
-        self._tell(stage, process, "row-halt", {}, time_ns, is_over=True)
+        self._tell(around, process, "row-halt", asked, time_ns)
+        self._tell(around, process, "row-halt", {}, time_ns, is_over=True)
 
-    def _offer(self, stage: WorkloadStage, told: dict[str, Any]) -> None:
+    def _offer(self, around: WorkloadSurroundings, told: dict[str, Any]) -> None:
         process = f"{told['process']} {told['call']}"
         if told["kind"] == "begin":
             asked = {name: told[name] for name in ("row", "seq", "subscription")}
             self._begun[process] = asked
             asked |= {"log": self._id, "processor": told["process"]}
-            self._tell(stage, process, "row-offer", asked, told["time_ns"])
+            self._tell(around, process, "row-offer", asked, told["time_ns"])
             return
         asked = self._begun.pop(process)
         if told["done"]:
@@ -212,11 +212,11 @@ class RowLogWorkload:
             else:
                 self._early.add(done)
         answer = {"done": told["done"]}
-        self._tell(stage, process, "row-offer", answer, told["time_ns"], is_over=True)
+        self._tell(around, process, "row-offer", answer, told["time_ns"], is_over=True)
 
     @staticmethod
     def _tell(
-        stage: WorkloadStage,
+        around: WorkloadSurroundings,
         process: str,
         op: str,
         value: Value,
@@ -225,12 +225,12 @@ class RowLogWorkload:
         is_over: bool = False,
     ) -> None:
         kind = "ok" if is_over else "invoke"
-        stage.history.write(Event(process, kind, op, "", value, None, None, None, time_ns))  # type: ignore[arg-type]
+        around.history.write(Event(process, kind, op, "", value, None, None, None, time_ns))  # type: ignore[arg-type]
 
 
-def _beneath(stage: WorkloadStage) -> Beneath:
-    if stage.beneath is None:
+def _beneath(around: WorkloadSurroundings) -> Beneath:
+    if around.beneath is None:
         raise Unavailable(
-            "The workload rowlog needs HBase and ZooKeeper, but this stage can't reach them."
+            "The workload rowlog needs HBase and ZooKeeper, but it can't reach them here."
         )
-    return stage.beneath
+    return around.beneath

@@ -24,7 +24,7 @@ from chaos.history import Value
 from chaos.workloads import publishers, readers
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 PUBLISHERS: Final = (
     publishers.single,
@@ -48,41 +48,41 @@ class TopicsWorkload:
         """Begin without topics."""
         self.targets: list[TopicTarget] = []
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         """Create the topics. Raises BrokerError."""
-        count = max(2, stage.scale.topics)
-        names = [f"{self.name}-{stage.chance.getrandbits(32):08x}-{n}" for n in range(count)]
+        count = max(2, around.scale.topics)
+        names = [f"{self.name}-{around.chance.getrandbits(32):08x}-{n}" for n in range(count)]
         self.targets = [TopicTarget(name) for name in names]
         for target in self.targets:
-            async with ClientProcess(stage, _administrator(target)) as process:
-                await process.create(target, ttl_s=stage.scale.ttl_s)
+            async with ClientProcess(around, _administrator(target)) as process:
+                await process.create(target, ttl_s=around.scale.ttl_s)
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Publish, consume, change and delete until ``stop`` is set."""
         expiring, *others = self.targets
-        working: list[Awaitable[None]] = [_change(stage, expiring, stop, delete=0.0)]
-        working += [_change(stage, target, stop, delete=DELETE) for target in others]
+        working: list[Awaitable[None]] = [_change(around, expiring, stop, delete=0.0)]
+        working += [_change(around, target, stop, delete=DELETE) for target in others]
         reading = []
         for target in self.targets:
             working += [
-                kind(stage, f"{kind.__name__}-{number}-{target.name}", target, stop)
-                for number, kind in readers.some(PUBLISHERS, stage.scale.publishers)
+                kind(around, f"{kind.__name__}-{number}-{target.name}", target, stop)
+                for number, kind in readers.some(PUBLISHERS, around.scale.publishers)
             ]
             reading += [
-                kind(stage, f"{kind.__name__}-{number}-{target.name}", target)
-                for number, kind in readers.some(readers.KINDS, stage.scale.consumers)
+                kind(around, f"{kind.__name__}-{number}-{target.name}", target)
+                for number, kind in readers.some(readers.KINDS, around.scale.consumers)
             ]
         await readers.work(working, reading)
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """Create the missing topics, and read everything through every node."""
         targets = []
         for target in self.targets:
-            async with ClientProcess(stage, _administrator(target)) as process:
+            async with ClientProcess(around, _administrator(target)) as process:
                 generation = await _ensured(process, target)
             if generation:
                 targets.append(target._replace(generation=generation))
-        await read_everywhere(stage, targets)
+        await read_everywhere(around, targets)
 
 
 def _administrator(target: TopicTarget) -> str:
@@ -90,26 +90,26 @@ def _administrator(target: TopicTarget) -> str:
 
 
 async def _change(
-    stage: WorkloadStage, target: TopicTarget, stop: asyncio.Event, *, delete: float
+    around: WorkloadSurroundings, target: TopicTarget, stop: asyncio.Event, *, delete: float
 ) -> None:
     """Run the administrator of a topic."""
-    async with ClientProcess(stage, _administrator(target)) as process:
+    async with ClientProcess(around, _administrator(target)) as process:
         while not stop.is_set():
-            await process.pause(PAUSES * stage.scale.pause_s)
+            await process.pause(PAUSES * around.scale.pause_s)
             with suppress(BrokerError):
                 generation = await process.generation(target)
                 if generation is None:
                     continue
                 if generation == 0:
-                    await process.create(target, ttl_s=_lifetime_s(stage))
-                elif stage.chance.random() < delete:
+                    await process.create(target, ttl_s=_lifetime_s(around))
+                elif around.chance.random() < delete:
                     await _delete(process, target._replace(generation=generation))
                 else:
                     await _update(process, target._replace(generation=generation))
 
 
-def _lifetime_s(stage: WorkloadStage) -> int:
-    return stage.scale.ttl_s * stage.chance.choice(LONGER)
+def _lifetime_s(around: WorkloadSurroundings) -> int:
+    return around.scale.ttl_s * around.chance.choice(LONGER)
 
 
 async def _delete(process: ClientProcess, target: TopicTarget) -> None:
@@ -119,7 +119,7 @@ async def _delete(process: ClientProcess, target: TopicTarget) -> None:
 
 
 async def _update(process: ClientProcess, target: TopicTarget) -> None:
-    ttl_s = _lifetime_s(process.stage)
+    ttl_s = _lifetime_s(process.around)
     asked: Value = {"generation": target.generation, "ttl_s": ttl_s}
     with process.asking("update", target.id, asked) as ending:
         await process.client.set_topic(target.id, {"ttl": str(ttl_s)})
@@ -128,15 +128,15 @@ async def _update(process: ClientProcess, target: TopicTarget) -> None:
 
 async def _ensured(process: ClientProcess, target: TopicTarget) -> int:
     """Return a topic's generation; create the topic if needed. Return 0 if that fails for ``final_s``."""
-    stage = process.stage
-    deadline = stage.clock.monotonic() + stage.scale.final_s
-    while stage.clock.monotonic() < deadline:
+    around = process.around
+    deadline = around.clock.monotonic() + around.scale.final_s
+    while around.clock.monotonic() < deadline:
         with suppress(BrokerError):
             generation = await process.generation(target)
             if generation:
                 return generation
             if generation == 0:
-                await process.create(target, ttl_s=stage.scale.ttl_s)
+                await process.create(target, ttl_s=around.scale.ttl_s)
                 continue
-        await stage.clock.sleep(stage.scale.again_s)
+        await around.clock.sleep(around.scale.again_s)
     return 0

@@ -23,7 +23,7 @@ from broker.wire import avro
 from chaos.history import Value, snapshot_value
 from chaos.transactions_model import Begun, NotInProgress
 from chaos.workloads.client_process import ClientProcess, TopicTarget, tell
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 STEPS_MAX: Final = 3
 """The most requests of one transaction, without the references at its end."""
@@ -180,14 +180,14 @@ async def begin(process: ClientProcess, service: WorkloadService) -> Begun:
 
 
 async def publisher(
-    stage: WorkloadStage,
+    around: WorkloadSurroundings,
     name: str,
     targets: Sequence[TopicTarget],
     service: WorkloadService,
     stop: asyncio.Event,
 ) -> None:
     """Publish in one transaction after another, each over some of the topics."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
                 begun = await begin(process, service)
@@ -198,7 +198,7 @@ async def publisher(
 async def _one(
     process: ClientProcess, targets: Sequence[TopicTarget], transaction: PublisherTransaction
 ) -> None:
-    chance = process.stage.chance
+    chance = process.around.chance
     try:
         for _ in range(chance.randint(1, STEPS_MAX)):
             target = chance.choice(targets)
@@ -206,7 +206,7 @@ async def _one(
                 await transaction.store(target)
             else:
                 await transaction.publish(target)
-            await process.pause(process.stage.scale.pause_s / 4)
+            await process.pause(process.around.scale.pause_s / 4)
         await transaction.refer()
     except BrokerError:
         await transaction.undo()
@@ -219,10 +219,10 @@ async def _one(
 
 
 async def follower(
-    stage: WorkloadStage, name: str, target: TopicTarget, service: WorkloadService
+    around: WorkloadSurroundings, name: str, target: TopicTarget, service: WorkloadService
 ) -> None:
     """Consume page by page, each page in its own transaction."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         place: MessageId | None = None
         while True:
             with suppress(BrokerError):
@@ -231,8 +231,8 @@ async def follower(
                     target,
                     place,
                     cursor=name,
-                    limit=stage.scale.page_messages_max,
-                    wait_s=stage.chance.choice((None, stage.scale.wait_s)),
+                    limit=around.scale.page_messages_max,
+                    wait_s=around.chance.choice((None, around.scale.wait_s)),
                     snapshot=begun.snapshot,
                 )
                 place = page[-1].id if page else place
@@ -241,16 +241,16 @@ async def follower(
 
 
 async def auditor(
-    stage: WorkloadStage, name: str, target: TopicTarget, service: WorkloadService
+    around: WorkloadSurroundings, name: str, target: TopicTarget, service: WorkloadService
 ) -> None:
     """Read all messages, or the new ones, in one transaction, through any node."""
-    node = stage.chance.choice([None, *stage.nodes])
-    async with ClientProcess(stage, name, node=node) as process:
+    node = around.chance.choice([None, *around.nodes])
+    async with ClientProcess(around, name, node=node) as process:
         while True:
             with suppress(BrokerError):
                 begun = await begin(process, service)
-                is_all = stage.chance.random() < ALL
-                start = None if is_all else stage.clock.now_ms() - NEW_MS
+                is_all = around.chance.random() < ALL
+                start = None if is_all else around.clock.now_ms() - NEW_MS
                 await process.poll(target, start, snapshot=begun.snapshot)
                 await service.commit(begun.pointer)
-            await process.pause(5 * stage.scale.pause_s)
+            await process.pause(5 * around.scale.pause_s)

@@ -19,7 +19,7 @@ from chaos.workloads.client_process import TopicTarget
 from chaos.workloads.finals import overview, read_everywhere
 from chaos.workloads.log import created
 from chaos.workloads.own import OwnTransactionService
-from chaos.workloads.workload import WorkloadStage
+from chaos.workloads.workload import WorkloadSurroundings
 
 TOPICS_MIN: Final = 2
 """A transaction may span topics."""
@@ -35,15 +35,15 @@ class TransactionsWorkload:
         self.targets: list[TopicTarget] = []
         self._service: ModelService | None = None
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         """Create the topics. Raises BrokerError."""
         self._service = ModelService(
-            stage.clock,
-            random.Random(stage.chance.random()),
-            timeout_s=stage.scale.transaction_s,
-            slow_s=stage.scale.transaction_s / 4,
+            around.clock,
+            random.Random(around.chance.random()),
+            timeout_s=around.scale.transaction_s,
+            slow_s=around.scale.transaction_s / 4,
         )
-        self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
+        self.targets = await created(around, self.name, max(TOPICS_MIN, around.scale.topics))
 
     @property
     def service(self) -> transaction_clients.WorkloadService:
@@ -51,37 +51,37 @@ class TransactionsWorkload:
         assert self._service is not None, "prepared first"
         return self._service
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Publish, commit, roll back and read until ``stop`` is set."""
         service, targets = self.service, self.targets
         publishing = [
-            transaction_clients.publisher(stage, f"transactional-{number}", targets, service, stop)
-            for number in range(stage.scale.publishers)
+            transaction_clients.publisher(around, f"transactional-{number}", targets, service, stop)
+            for number in range(around.scale.publishers)
         ]
         reading = []
         for target in targets:
-            publishing.append(publishers.single(stage, f"plain-{target.name}", target, stop))
+            publishing.append(publishers.single(around, f"plain-{target.name}", target, stop))
             reading += [
-                transaction_clients.follower(stage, f"follower-{target.name}", target, service),
-                transaction_clients.auditor(stage, f"auditor-{target.name}", target, service),
-                readers.waiting(stage, f"waiting-{target.name}", target),
-                readers.browsing(stage, f"browsing-{target.name}", target),
+                transaction_clients.follower(around, f"follower-{target.name}", target, service),
+                transaction_clients.auditor(around, f"auditor-{target.name}", target, service),
+                readers.waiting(around, f"waiting-{target.name}", target),
+                readers.browsing(around, f"browsing-{target.name}", target),
             ]
         await readers.work(publishing, reading)
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """End all transactions, then read everything without and with a snapshot."""
-        snapshot = await self._end_all(stage)
-        await read_everywhere(stage, self.targets)
-        await read_everywhere(stage, self.targets, snapshot=snapshot)
+        snapshot = await self._end_all(around)
+        await read_everywhere(around, self.targets)
+        await read_everywhere(around, self.targets, snapshot=snapshot)
         for target in self.targets:
-            await overview(stage, target)
+            await overview(around, target)
 
-    async def _end_all(self, stage: WorkloadStage) -> Snapshot:
+    async def _end_all(self, around: WorkloadSurroundings) -> Snapshot:
         """End all transactions, and return a snapshot that is later than all of them."""
         assert self._service is not None, "prepared first"
         self._service.end_all()
-        return self._service.model.look(stage.clock.now_ms())
+        return self._service.model.look(around.clock.now_ms())
 
 
 class OwnTransactionsWorkload(TransactionsWorkload):
@@ -96,10 +96,10 @@ class OwnTransactionsWorkload(TransactionsWorkload):
         self._client: Client | None = None
 
     @override
-    async def prepare(self, stage: WorkloadStage) -> None:
-        self._client = stage.client("transactions", deadline_s=stage.scale.deadline_s)
-        self._own = OwnTransactionService(self._client, timeout_s=stage.scale.transaction_s)
-        self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
+    async def prepare(self, around: WorkloadSurroundings) -> None:
+        self._client = around.client("transactions", deadline_s=around.scale.deadline_s)
+        self._own = OwnTransactionService(self._client, timeout_s=around.scale.transaction_s)
+        self.targets = await created(around, self.name, max(TOPICS_MIN, around.scale.topics))
 
     @property
     @override
@@ -108,7 +108,7 @@ class OwnTransactionsWorkload(TransactionsWorkload):
         return self._own
 
     @override
-    async def _end_all(self, stage: WorkloadStage) -> Snapshot:
+    async def _end_all(self, around: WorkloadSurroundings) -> Snapshot:
         assert self._own is not None, "prepared first"
         assert self._client is not None, "prepared first"
         await self._own.end_all()

@@ -1,11 +1,11 @@
-"""The stage: the port between a workload and its environment, the simulation or a real cluster.
+"""The port between a workload and its surroundings: the simulation, or a real cluster.
 
-A **stage** is a cluster seen from outside: addresses, a clock, a random generator, and a history that the
-processes write. The simulation and the verifier each build one. The workloads are the same, and use the
+The surroundings are a cluster seen from outside: addresses, a clock, a random generator, and a history that the
+processes write. The simulation and the verifier each build them. The workloads are the same, and use the
 real client::
 
     simulation   virtual clock, network in memory, one seed ─┐
-                                                             ├─ Stage ──> Workload ──> History ──> checkers
+                                                             ├─ surroundings ──> Workload ──> History ──> checkers
     verifier     the machine's clock, sockets, processes ────┘
 
 A workload has three phases. Faults happen during the second phase. They are healed before the third::
@@ -15,7 +15,7 @@ A workload has three phases. Faults happen during the second phase. They are hea
     finish    read every topic to its end through every node
 
 A **process** is a name that makes one call at a time. A workload's behaviour depends only on
-``stage.chance`` and ``stage.clock``, so a run in virtual time can be repeated.
+``around.chance`` and ``around.clock``, so a run in virtual time can be repeated.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Beneath(Protocol):
         """End the worker processes."""
 
 
-class WorkloadStage(Protocol):
+class WorkloadSurroundings(Protocol):
     """A cluster, and the means to call it and to record the calls."""
 
     @property
@@ -156,13 +156,13 @@ class Workload(Protocol):
     def name(self) -> str:
         """Return its name in ``REGISTRY``."""
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         """Create the topics, before any fault. Raises BrokerError."""
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set, then finish the calls in flight. End at once if cancelled."""
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """Read everything through every node, after healing. The history records failed reads."""
 
 

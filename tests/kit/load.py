@@ -27,10 +27,10 @@ from typing_extensions import override
 from broker.model import TopicId
 from chaos.checkers import Verdict, check
 from chaos.history import Event, History, Pairing
-from chaos.workloads import REAL, WorkloadStage, publishers, readers
+from chaos.workloads import REAL, WorkloadSurroundings, publishers, readers
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.real import RealStage
+from chaos.workloads.real import RealSurroundings
 
 DEADLINE_S: Final = 60.0
 PUBLISHING: Final = (publishers.single, publishers.keyed, publishers.forwarded)
@@ -72,8 +72,8 @@ class _OnTopics(LogWorkload):
         self._topics = [TopicId(*topic.split("/", 1)) for topic in topics]
 
     @override
-    async def prepare(self, stage: WorkloadStage) -> None:
-        async with ClientProcess(stage, "creator") as process:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
+        async with ClientProcess(around, "creator") as process:
             for topic in self._topics:
                 target = TopicTarget(topic.topic, namespace=topic.namespace)
                 self.targets.append(await process.create(target))
@@ -114,7 +114,7 @@ class ClusterLoad:
         self.errors: list[str] = []
         self.unread: list[str] = []
         scale = replace(SCALE, publishers=publishers, deadline_s=deadline_s, pause_s=pause_s)
-        self._stage = RealStage(urls, seed=SEED, scale=scale, history=self.history)
+        self._around = RealSurroundings(urls, seed=SEED, scale=scale, history=self.history)
         self._workload = _OnTopics(topics)
         self._state = state
         self._stop = asyncio.Event()
@@ -140,8 +140,8 @@ class ClusterLoad:
 
     async def __aenter__(self) -> Self:
         """Create the topics and begin."""
-        await self._workload.prepare(self._stage)
-        self._working = asyncio.create_task(self._workload.run(self._stage, self._stop))
+        await self._workload.prepare(self._around)
+        self._working = asyncio.create_task(self._workload.run(self._around, self._stop))
         return self
 
     async def __aexit__(
@@ -174,7 +174,7 @@ class ClusterLoad:
     async def _finals(self) -> None:
         # The time of all final reads depends on the number of messages; the time of each page does not.
         async with asyncio.timeout(DEADLINE_S) as self._silence:
-            await self._workload.finish(self._stage)
+            await self._workload.finish(self._around)
 
     async def _within(
         self, work: Awaitable[object], failure: str, deadline_s: float | None = DEADLINE_S

@@ -28,7 +28,7 @@ from broker.testing.simulation.node import Machine
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
 from broker.topics.reserved import TRANSACTIONS
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 from tests.kit.transacting import Transactors, asking, pause
 
 CLIENTS: Final = 4
@@ -64,7 +64,7 @@ class _Run:
         self.trace = trace
         self._over = False
         self.chance = random.Random(seed)
-        self.cluster = StagedCluster(
+        self.cluster = SeededCluster(
             nodes=nodes,
             seed=seed,
             bias=Bias() if nodes == 1 else CALM,

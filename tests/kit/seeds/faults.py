@@ -20,7 +20,7 @@ from tests.kit.seeds.kinds import (
     some,
     some_leader,
 )
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 __all__ = ["KINDS", "faults_below", "faults_network"]
 
@@ -29,7 +29,7 @@ __all__ = ["KINDS", "faults_below", "faults_network"]
 
 @fault(weight=3, lasts_s=3)
 async def kill(
-    cluster: StagedCluster, chance: random.Random, lasts_s: float
+    cluster: SeededCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
     """A process is killed."""
     machine = some_leader(cluster, chance)
@@ -40,7 +40,7 @@ async def kill(
 
 @fault(weight=1, lasts_s=6)
 async def power(
-    cluster: StagedCluster, chance: random.Random, lasts_s: float
+    cluster: SeededCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
     """A machine loses power: its connections end without a reset."""
     machine = some_leader(cluster, chance)
@@ -50,7 +50,7 @@ async def power(
 
 
 @fault(weight=2, lasts_s=2)
-async def stop(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def stop(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """A node gets SIGTERM, and stops cleanly."""
     machine = some_leader(cluster, chance)
     machine.terminate()
@@ -58,7 +58,7 @@ async def stop(cluster: StagedCluster, chance: random.Random, _: float) -> Async
 
 
 @fault(weight=4, lasts_s=5)
-async def pause(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def pause(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """A process pauses, perhaps past the end of its session, and goes on."""
     machine = some_leader(cluster, chance)
     machine.pause()
@@ -67,7 +67,7 @@ async def pause(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 
 @fault(weight=0.5, lasts_s=8)
-async def rolling(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+async def rolling(cluster: SeededCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
     """All nodes are restarted one after the other."""
     for machine in list(cluster.machines):
         if machine.is_up:
@@ -78,7 +78,7 @@ async def rolling(cluster: StagedCluster, _: random.Random, __: float) -> AsyncG
 
 
 @fault(weight=1, lasts_s=8)
-async def twin(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def twin(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """A node pauses, another node takes its instance id, and the first one goes on."""
     machine = some_leader(cluster, chance)
     instance = machine.instance
@@ -101,7 +101,7 @@ async def twin(cluster: StagedCluster, chance: random.Random, _: float) -> Async
 
 @fault(weight=3, lasts_s=4)
 async def moves(
-    cluster: StagedCluster, chance: random.Random, lasts_s: float
+    cluster: SeededCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
     """An operator pins topics to random nodes, faster than they can move."""
     topics = cluster.topics()
@@ -115,12 +115,12 @@ async def moves(
     yield {"moves": count}
 
 
-async def _pin(cluster: StagedCluster, chance: random.Random, topic: TopicId, node: int) -> None:
+async def _pin(cluster: SeededCluster, chance: random.Random, topic: TopicId, node: int) -> None:
     await placement.pin(cluster.records, topic, node)
     await _hint(cluster, chance)
 
 
-async def _hint(cluster: StagedCluster, chance: random.Random) -> None:
+async def _hint(cluster: SeededCluster, chance: random.Random) -> None:
     """Send the nodes a hint of a new placement, mostly: a lost hint is a fault, too."""
     if chance.random() < 0.8:
         operator = cluster.coordination.session()
@@ -130,7 +130,7 @@ async def _hint(cluster: StagedCluster, chance: random.Random) -> None:
 
 
 @fault(weight=1, lasts_s=5)
-async def drain(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def drain(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """An operator drains a node for a while."""
     machine = some_leader(cluster, chance)
     instance = machine.instance

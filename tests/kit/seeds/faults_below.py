@@ -16,14 +16,14 @@ from tests.kit.seeds.kinds import (
     some_leader,
 )
 from tests.kit.seeds.plan import CLOCK_OFF_MS
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 # The coordinator.
 
 
 @fault(weight=2, lasts_s=4)
 async def session_cut(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """A node is cut off from the coordinator; its session ends early, in time or late."""
     machine = some_leader(cluster, chance)
@@ -37,7 +37,7 @@ async def session_cut(
 
 @fault(weight=2, lasts_s=0.1)
 async def session_end(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """A session ends although its node is connected; the node learns of it late."""
     machine = some_leader(cluster, chance)
@@ -49,7 +49,7 @@ async def session_end(
 
 
 @fault(weight=1, lasts_s=5)
-async def outage(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+async def outage(cluster: SeededCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
     """The coordinator is down."""
     if cluster.is_out:
         raise Nothing
@@ -62,7 +62,7 @@ async def outage(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGe
 
 
 @fault(weight=0.5, lasts_s=0.1)
-async def wipe(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+async def wipe(cluster: SeededCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
     """The coordinator loses all its data."""
     cluster.coordination.wipe()
     yield {}
@@ -73,7 +73,7 @@ async def wipe(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGene
 
 @fault(weight=2, lasts_s=4)
 async def storage_cut(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """A node's calls don't reach storage, or the answers don't reach the node."""
     machine = some_leader(cluster, chance)
@@ -85,7 +85,7 @@ async def storage_cut(
 
 @fault(weight=2, lasts_s=4)
 async def storage_storm(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Storage has all its faults, often."""
     worst = Bias(late_make_ms=chance.choice([1_500.0, 15_000.0]))
@@ -96,7 +96,7 @@ async def storage_storm(
 
 @fault(weight=1, lasts_s=4)
 async def storage_slow(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Storage is slow."""
     delay_ms = chance.choice([30.0, 200.0])
@@ -110,7 +110,7 @@ async def storage_slow(
 
 @fault(weight=2, lasts_s=10)
 async def clock_step(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """A clock is set wrong, and later corrected."""
     machine = some(cluster.machines, chance)
@@ -123,7 +123,7 @@ async def clock_step(
 
 @fault(weight=1, lasts_s=20)
 async def clock_rate(
-    cluster: StagedCluster, chance: random.Random, lasts_s: float
+    cluster: SeededCluster, chance: random.Random, lasts_s: float
 ) -> AsyncGenerator[Detail]:
     """A clock runs too fast or too slow, or stops."""
     machine = some(cluster.machines, chance)

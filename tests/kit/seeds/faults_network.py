@@ -12,10 +12,10 @@ from tests.kit.seeds.kinds import (
     some,
     some_leader,
 )
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 
-def _cut(cluster: StagedCluster, ways: Sequence[tuple[str, str]]) -> Callable[[], None]:
+def _cut(cluster: SeededCluster, ways: Sequence[tuple[str, str]]) -> Callable[[], None]:
     for source, target in ways:
         cluster.network.cut(source, target)
 
@@ -31,7 +31,7 @@ def _both(ways: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 @fault(weight=2, lasts_s=5)
-async def split(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def split(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """One node is cut off from the other nodes, in both directions."""
     names = [machine.name for machine in cluster.machines]
     alone = some(names, chance)
@@ -41,7 +41,7 @@ async def split(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 
 @fault(weight=2, lasts_s=5)
-async def deaf(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def deaf(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """One node's messages to another get lost; the other direction works."""
     names = [machine.name for machine in cluster.machines]
     source = some(names, chance)
@@ -53,7 +53,7 @@ async def deaf(cluster: StagedCluster, chance: random.Random, _: float) -> Async
 
 @fault(weight=2, lasts_s=4)
 async def clients_cut(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Some clients don't reach a node, or don't get its answers."""
     node = some_leader(cluster, chance).name
@@ -68,7 +68,7 @@ async def clients_cut(
 
 @fault(weight=1, lasts_s=5)
 async def isolate(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """A node reaches no other node, no coordinator and no storage."""
     machine = some_leader(cluster, chance)
@@ -83,7 +83,7 @@ async def isolate(
 
 
 @fault(weight=2, lasts_s=8)
-async def slow(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def slow(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """One node's network is slow and loses some packets."""
     node = some(cluster.machines, chance).name
     others = [machine.name for machine in cluster.machines if machine.name != node]
@@ -96,7 +96,7 @@ async def slow(cluster: StagedCluster, chance: random.Random, _: float) -> Async
 
 
 @fault(weight=2, lasts_s=0.1)
-async def reset(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def reset(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """Half of a node's connections are reset."""
     machine = some(cluster.up, chance)
     count = cluster.network.reset_some(machine.name, chance)
@@ -106,7 +106,7 @@ async def reset(cluster: StagedCluster, chance: random.Random, _: float) -> Asyn
 
 
 @fault(weight=1, lasts_s=5)
-async def repeat(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+async def repeat(cluster: SeededCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """A proxy between clients and nodes sends requests with a key twice."""
     probability = chance.choice([0.2, 1.0])
     mend = cluster.repeater.repeat(probability)

@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.testing.simulation.node import Machine
 from tests.kit.seeds.plan import Weight
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 Detail = dict[str, Any]
-Body = Callable[[StagedCluster, random.Random, float], AsyncGenerator[Detail]]
+Body = Callable[[SeededCluster, random.Random, float], AsyncGenerator[Detail]]
 Item = TypeVar("Item")
 
 SERVED_S: Final = 60.0
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     """A kind of fault."""
 
     weight: Weight
-    begin: Callable[[StagedCluster, random.Random, float], AbstractAsyncContextManager[Detail]]
+    begin: Callable[[SeededCluster, random.Random, float], AbstractAsyncContextManager[Detail]]
 
 
 KINDS: Final[dict[str, Kind]] = {}
@@ -61,7 +61,7 @@ def some(items: Sequence[Item], chance: random.Random) -> Item:
     return items[chance.randrange(len(items))]
 
 
-def some_leader(cluster: StagedCluster, chance: random.Random) -> Machine:
+def some_leader(cluster: SeededCluster, chance: random.Random) -> Machine:
     """Choose a live machine, mostly one whose node leads a topic. Raises Nothing."""
     leading = [machine for machine in cluster.up if machine.topics_led]
     return some(leading if leading and chance.random() < 0.7 else cluster.up, chance)

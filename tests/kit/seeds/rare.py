@@ -13,13 +13,13 @@ from typing import Any, Final, cast
 
 from broker.client import BrokerError, Client
 from chaos.checkers import Violation
-from chaos.workloads import Workload, WorkloadStage, publishers
+from chaos.workloads import Workload, WorkloadSurroundings, publishers
 from chaos.workloads.client_process import ClientProcess, TopicTarget, tell
 from chaos.workloads.log import LogWorkload
 from tests.kit.seeds.kinds import Detail, Nothing, fault, some_leader
 from tests.kit.seeds.rare_times import WORKLOADS as OF_TIMES
 from tests.kit.seeds.rare_writes import WORKLOADS as OF_WRITES
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 SUPERSEDED_S: Final = 30.0
 """A node must stop within this time after another has taken its instance id."""
@@ -27,7 +27,7 @@ SUPERSEDED_S: Final = 30.0
 
 @fault(weight=0, lasts_s=5)
 async def impostor(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """A node is cut off from the coordinator for long, and another node takes its instance id."""
     machine = some_leader(cluster, chance)
@@ -49,25 +49,27 @@ async def impostor(
 
 
 class _Through:
-    """A stage whose clients all use one node."""
+    """Surroundings whose clients all use one node."""
 
-    def __init__(self, stage: WorkloadStage, node: str) -> None:
-        self._stage = stage
+    def __init__(self, around: WorkloadSurroundings, node: str) -> None:
+        self._around = around
         self._node = node
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
+        return getattr(self._around, name)
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
-        return self._stage.client(process, node=node or self._node, **settings)
+        return self._around.client(process, node=node or self._node, **settings)
 
 
 async def relayed(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Publish in the background through one node, which mostly has to forward the request."""
-    node = stage.chance.choice(list(stage.nodes))
-    await publishers.pipelined(cast(WorkloadStage, _Through(stage, node)), name, target, stop)
+    node = around.chance.choice(list(around.nodes))
+    await publishers.pipelined(
+        cast(WorkloadSurroundings, _Through(around, node)), name, target, stop
+    )
 
 
 STORES: Final = (1, 1, 8)
@@ -75,14 +77,14 @@ STORES: Final = (1, 1, 8)
 
 
 async def storing(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Store messages, publish them, and after a while store more, which the leader must refuse."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         while not stop.is_set():
-            pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
+            pointer = around.clock.now_ms() * 1_000_000 + around.chance.randrange(1_000_000)
             try:
-                for _ in range(stage.chance.choice(STORES)):
+                for _ in range(around.chance.choice(STORES)):
                     await _store(process, target, pointer)
                 asked = {"number": pointer, "generation": target.generation}
                 with process.asking("reference", target.id, asked) as ending:

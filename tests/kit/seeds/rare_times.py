@@ -13,11 +13,11 @@ from typing import Final
 
 from broker.client import BrokerError
 from broker.testing.simulation.node import Machine
-from chaos.workloads import Workload, WorkloadStage
+from chaos.workloads import Workload, WorkloadSurroundings
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.log import LogWorkload
 from tests.kit.seeds.kinds import Detail, fault
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 SLEW_MS: Final = 450
 """The largest step of a clock that a node accepts at once."""
@@ -32,7 +32,7 @@ OLDEST: Final = 60
 
 
 @fault(weight=0, lasts_s=1)
-async def ahead(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+async def ahead(cluster: SeededCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
     """All nodes sweep while their clocks are a little ahead; no request is served with such a clock."""
     with _without_requests(cluster, cluster.machines):
         await asyncio.sleep(ANSWERED_S)
@@ -48,7 +48,7 @@ async def ahead(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGen
 
 
 @contextmanager
-def _without_requests(cluster: StagedCluster, machines: Sequence[Machine]) -> Iterator[None]:
+def _without_requests(cluster: SeededCluster, machines: Sequence[Machine]) -> Iterator[None]:
     """Cut off the requests of clients and other nodes to these nodes."""
     others = [machine.name for machine in cluster.machines if machine not in machines]
     ways = [(asks, machine.name) for asks in (*cluster.clients, *others) for machine in machines]
@@ -61,7 +61,7 @@ def _without_requests(cluster: StagedCluster, machines: Sequence[Machine]) -> It
             cluster.network.mend(source, target)
 
 
-def _slew(cluster: StagedCluster, by_ms: float) -> None:
+def _slew(cluster: SeededCluster, by_ms: float) -> None:
     """Step all clocks in total by ``by_ms``, in steps that a node treats as slewing."""
     steps = round(abs(by_ms) / SLEW_MS)
     for _ in range(steps):
@@ -75,24 +75,24 @@ def _slew(cluster: StagedCluster, by_ms: float) -> None:
 
 
 async def shortly(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Publish messages with a short life."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
-                await process.publish(target, process.labels(), ttl_s=stage.scale.ttl_s)
+                await process.publish(target, process.labels(), ttl_s=around.scale.ttl_s)
             await process.pause()
 
 
-async def oldest(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
+async def oldest(around: WorkloadSurroundings, name: str, target: TopicTarget) -> None:
     """Read the messages that are about to expire, again and again."""
-    async with ClientProcess(stage, name) as process:
+    async with ClientProcess(around, name) as process:
         while True:
-            moment_ms = stage.clock.now_ms() - stage.scale.ttl_s * 1000
+            moment_ms = around.clock.now_ms() - around.scale.ttl_s * 1000
             with suppress(BrokerError):
                 await process.poll(target, moment_ms, limit=OLDEST)
-            await process.pause(stage.scale.pause_s / 2)
+            await process.pause(around.scale.pause_s / 2)
 
 
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {

@@ -17,12 +17,12 @@ from broker.client import BrokerError, Published
 from broker.storage.table import Space
 from broker.testing.simulation.node import Machine
 from broker.wire import avro
-from chaos.workloads import Workload, WorkloadStage
+from chaos.workloads import Workload, WorkloadSurroundings
 from chaos.workloads.client_process import ClientProcess, TopicTarget
 from chaos.workloads.finals import overview
 from chaos.workloads.log import LogWorkload
 from tests.kit.seeds.kinds import Detail, Nothing, fault, some
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 IN_FLIGHT_S: Final = (0.2, 0.6)
 """How long connections deliver no data before they break, so that requests are in flight."""
@@ -35,7 +35,7 @@ TIMELY_S: Final = 2.0
 
 @fault(weight=0, lasts_s=15)
 async def unheard(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Requests of other nodes to a leader are delayed; it answers clients, and its own requests arrive."""
     leader = _leader(cluster, chance)
@@ -49,7 +49,7 @@ async def unheard(
 
 @fault(weight=0, lasts_s=6)
 async def stranded(
-    cluster: StagedCluster, chance: random.Random, _: float
+    cluster: SeededCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Requests of nodes to a leader are delayed, and the connections break: the repeated requests arrive first."""
     leader = _leader(cluster, chance)
@@ -65,7 +65,7 @@ async def stranded(
 
 @fault(weight=0, lasts_s=10)
 async def records_slow(
-    cluster: StagedCluster, _: random.Random, __: float
+    cluster: SeededCluster, _: random.Random, __: float
 ) -> AsyncGenerator[Detail]:
     """Changes of records are slow; logs are as fast as usual."""
     cluster.table.slow_s[Space.RECORDS] += RECORD_S
@@ -73,7 +73,7 @@ async def records_slow(
     cluster.table.slow_s[Space.RECORDS] -= RECORD_S
 
 
-def _leader(cluster: StagedCluster, chance: random.Random) -> Machine:
+def _leader(cluster: SeededCluster, chance: random.Random) -> Machine:
     """Choose a machine whose node leads a topic. Raises Nothing."""
     return some([machine for machine in cluster.up if machine.topics_led], chance)
 
@@ -81,30 +81,32 @@ def _leader(cluster: StagedCluster, chance: random.Random) -> Machine:
 # Workloads.
 
 
-async def timely(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
+async def timely(
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish through one node with short deadlines, and record the latest time at which each publish may be done."""
-    node = stage.chance.choice(list(stage.nodes))
-    async with ClientProcess(stage, name, node=node, deadline_s=TIMELY_S) as process:
+    node = around.chance.choice(list(around.nodes))
+    async with ClientProcess(around, name, node=node, deadline_s=TIMELY_S) as process:
         while not stop.is_set():
             # The last attempt may begin just before the deadline, and gives the node the same time again.
-            until_ms = stage.clock.now_ms() + round(2 * TIMELY_S * 1000)
+            until_ms = around.clock.now_ms() + round(2 * TIMELY_S * 1000)
             with suppress(BrokerError):
                 await process.publish(target, process.labels(), until_ms=until_ms)
             await process.pause()
 
 
 async def undoing(
-    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+    around: WorkloadSurroundings, name: str, target: TopicTarget, stop: asyncio.Event
 ) -> None:
     """Publish with a write pointer through one node, and roll it back through another."""
     async with AsyncExitStack() as stack:
         ways = [
-            await stack.enter_async_context(ClientProcess(stage, f"{name}-{number}", node=node))
-            for number, node in enumerate(stage.nodes)
+            await stack.enter_async_context(ClientProcess(around, f"{name}-{number}", node=node))
+            for number, node in enumerate(around.nodes)
         ]
         while not stop.is_set():
-            there, back = stage.chance.sample(ways, 2)
-            pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
+            there, back = around.chance.sample(ways, 2)
+            pointer = around.clock.now_ms() * 1_000_000 + around.chance.randrange(1_000_000)
             with suppress(BrokerError):
                 published = await there.publish(target, there.labels(), pointer=pointer)
                 await _roll_back(back, target, published)
@@ -138,11 +140,11 @@ class UndoingWorkload(LogWorkload):
         super().__init__(publishing=(undoing,), reading=())
 
     @override
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         """Read all topics through every node, and read which messages are rolled back."""
-        await super().finish(stage)
+        await super().finish(around)
         for target in self.targets:
-            await overview(stage, target)
+            await overview(around, target)
 
 
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {

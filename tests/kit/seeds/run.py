@@ -38,7 +38,7 @@ from tests.kit.seeds.faults import KINDS
 from tests.kit.seeds.kinds import Nothing
 from tests.kit.seeds.plan import CLOCK_OFF_MS, Fault, Plan
 from tests.kit.seeds.rare import WORKLOADS
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 END_S: Final = 120.0
 """The time in which the workload's processes end their calls in flight, in addition to their pauses."""
@@ -129,7 +129,7 @@ class _Run:
         self.plan = plan
         self.trace = trace
         self.loop = loop
-        self.cluster = StagedCluster(
+        self.cluster = SeededCluster(
             nodes=plan.nodes,
             seed=plan.seed,
             bias=plan.bias,

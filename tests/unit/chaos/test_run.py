@@ -17,7 +17,7 @@ from chaos.nemesis import Repeated
 from chaos.run import Run, RunPlan
 from chaos.run_folder import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
-from chaos.workloads import REGISTRY, WorkloadStage
+from chaos.workloads import REGISTRY, WorkloadSurroundings
 
 pytestmark = pytest.mark.slow
 
@@ -49,29 +49,29 @@ class Answered:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    async def prepare(self, stage: WorkloadStage) -> None:
+    async def prepare(self, around: WorkloadSurroundings) -> None:
         pass
 
-    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
+    async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
         while not stop.is_set():
             if not self.silent.is_set():
-                self.publish(stage)
+                self.publish(around)
             elif self.asks_when_healed:
                 asked = {"payloads": ["never"], "generation": 1}
-                ending = stage.history.invoke("q", "publish", TOPIC, asked)
+                ending = around.history.invoke("q", "publish", TOPIC, asked)
                 await stop.wait()
                 ending.unknown("no answer")
-            await stage.clock.sleep(0.001)
+            await around.clock.sleep(0.001)
 
-    def publish(self, stage: WorkloadStage) -> None:
+    def publish(self, around: WorkloadSurroundings) -> None:
         asked = {"payloads": [f"m{len(self.log)}"], "generation": 1}
-        ending = stage.history.invoke("p", "publish", TOPIC, asked)
+        ending = around.history.invoke("p", "publish", TOPIC, asked)
         self.log += asked["payloads"]
         ending.ok({"last": f"{len(self.log):020x}"}, f"{len(self.log):020x}")
 
-    async def finish(self, stage: WorkloadStage) -> None:
+    async def finish(self, around: WorkloadSurroundings) -> None:
         rows = [[f"{number:020x}", label, None] for number, label in enumerate(self.log, 1)]
-        ending = stage.history.invoke("final", "read", TOPIC, {"after": "", "generation": 1})
+        ending = around.history.invoke("final", "read", TOPIC, {"after": "", "generation": 1})
         ending.ok({"rows": rows})
 
 
@@ -80,15 +80,15 @@ class Registered(Answered):
 
     name = "registered"
 
-    def publish(self, stage: WorkloadStage) -> None:
+    def publish(self, around: WorkloadSurroundings) -> None:
         value = f"v{len(self.log)}"
         asked = {"key": "k", "expected": self.log[-1] if self.log else None, "value": value}
-        ending = stage.history.invoke("p", "cas", "", asked)
+        ending = around.history.invoke("p", "cas", "", asked)
         self.log.append(value)
         ending.ok({"version": len(self.log)})
 
-    async def finish(self, stage: WorkloadStage) -> None:
-        ending = stage.history.invoke("final@broker-1", "get", "", {"key": "k"})
+    async def finish(self, around: WorkloadSurroundings) -> None:
+        ending = around.history.invoke("final@broker-1", "get", "", {"key": "k"})
         ending.ok({"value": self.log[-1], "version": len(self.log)})
 
 
@@ -174,13 +174,13 @@ async def test_an_error_hides_no_violation_and_loses_no_history(
     """The log loses its first message, and then a workload, the fault or the target fails."""
 
     class Faulty(Answered):
-        async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
-            await super().run(stage, stop)
+        async def run(self, around: WorkloadSurroundings, stop: asyncio.Event) -> None:
+            await super().run(around, stop)
             fail("run")
 
-        async def finish(self, stage: WorkloadStage) -> None:
+        async def finish(self, around: WorkloadSurroundings) -> None:
             del self.log[0]
-            await super().finish(stage)
+            await super().finish(around)
             fail("finish")
 
     class Breaking(Mended):
@@ -221,14 +221,14 @@ async def test_an_error_in_a_later_segment_hides_no_earlier_violation(
     class First(Answered):
         prepared: ClassVar[int] = 0
 
-        async def prepare(self, stage: WorkloadStage) -> None:
+        async def prepare(self, around: WorkloadSurroundings) -> None:
             First.prepared += 1
             if First.prepared == 2:
                 raise KeyError("no such key")
 
-        async def finish(self, stage: WorkloadStage) -> None:
+        async def finish(self, around: WorkloadSurroundings) -> None:
             del self.log[0]
-            await super().finish(stage)
+            await super().finish(around)
 
     monkeypatch.setitem(REGISTRY, "answered", First)
     plan = replace(PLAN, seconds=0.6, segment_s=0.3)

@@ -23,7 +23,7 @@ from broker.wire import attributes, avro, messages
 from broker.wire.blocks import END
 from tests.kit.poll_replies import items
 from tests.kit.request_bodies import read_poll
-from tests.kit.seeds.stage import StagedCluster
+from tests.kit.seeds.seeded_cluster import SeededCluster
 
 Send = Callable[[ClientRequest], Awaitable[Reply]]
 
@@ -130,7 +130,7 @@ async def _changed(
     yield END
 
 
-class LyingCluster(StagedCluster):
+class LyingCluster(SeededCluster):
     """A simulated cluster with lying transports; clients do not coalesce requests."""
 
     lies = Lies()

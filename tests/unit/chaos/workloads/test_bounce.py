@@ -4,7 +4,7 @@ from chaos.history import of
 from chaos.workloads.bounce import BounceWorkload
 from tests.unit.chaos.workloads import lying
 from tests.unit.chaos.workloads.lying import Lies
-from tests.unit.chaos.workloads.staged import play
+from tests.unit.chaos.workloads.played import play
 
 
 @pytest.mark.slow

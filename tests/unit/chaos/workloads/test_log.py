@@ -7,7 +7,7 @@ from chaos.workloads import publishers, readers
 from chaos.workloads.log import LogWorkload
 from tests.unit.chaos.workloads import lying
 from tests.unit.chaos.workloads.lying import Lies
-from tests.unit.chaos.workloads.staged import SCALE, play
+from tests.unit.chaos.workloads.played import SCALE, play
 
 
 def test_a_correct_broker_is_valid():

@@ -3,7 +3,7 @@ import pytest
 from chaos.workloads.metadata import MetadataWorkload
 from tests.unit.chaos.workloads import lying
 from tests.unit.chaos.workloads.lying import Lies
-from tests.unit.chaos.workloads.staged import play
+from tests.unit.chaos.workloads.played import play
 
 
 def test_a_correct_broker_is_valid():

@@ -15,7 +15,7 @@ from broker.rowlog.memory import MemoryRows
 from chaos.checkers import Verdict, check
 from chaos.workloads import Scale
 from chaos.workloads import rowlog as workloads
-from chaos.workloads.real import RealStage
+from chaos.workloads.real import RealSurroundings
 from chaos.workloads.rowlog import RowLogWorkload
 
 SMALL = Scale(pause_s=0.001, final_s=0.3)
@@ -70,24 +70,24 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Below:
 
 async def judged(below: Below, act: Callable[[str, int], None]) -> Verdict:
     """Run the workload, call ``act`` with each acknowledged put, and return the verdict."""
-    stage, workload, stop = (
-        RealStage((), seed=1, scale=SMALL, beneath=below),
+    around, workload, stop = (
+        RealSurroundings((), seed=1, scale=SMALL, beneath=below),
         RowLogWorkload(),
         asyncio.Event(),
     )
-    await workload.prepare(stage)
-    running = asyncio.create_task(workload.run(stage, stop))
+    await workload.prepare(around)
+    running = asyncio.create_task(workload.run(around, stop))
     async with asyncio.timeout(20):
-        while sum(each.op == "row-put" for each in stage.history.events) < 20:
-            await stage.clock.sleep(0.001)
+        while sum(each.op == "row-put" for each in around.history.events) < 20:
+            await around.clock.sleep(0.001)
     stop.set()
     await running
-    for call in stage.history.calls():
+    for call in around.history.calls():
         if call.op == "row-put" and call.is_ok:
             act(call.asked["row"], call.told["seq"])
-    await workload.finish(stage)
+    await workload.finish(around)
     assert below.ended
-    return check(stage.history.calls())
+    return check(around.history.calls())
 
 
 async def test_the_calls_of_all_processes_are_judged(below: Below) -> None:
@@ -102,12 +102,12 @@ async def test_the_calls_of_all_processes_are_judged(below: Below) -> None:
 
 
 async def test_a_line_that_cannot_be_read_ends_the_workload(below: Below) -> None:
-    stage, workload = RealStage((), seed=1, scale=SMALL, beneath=below), RowLogWorkload()
-    await workload.prepare(stage)
+    around, workload = RealSurroundings((), seed=1, scale=SMALL, beneath=below), RowLogWorkload()
+    await workload.prepare(around)
     below.tell("end", call="none", done=True)  # No call began.
     async with asyncio.timeout(20):
         with pytest.raises(ExceptionGroup) as raised:
-            await workload.run(stage, asyncio.Event())
+            await workload.run(around, asyncio.Event())
     assert raised.group_contains(KeyError)
 
 
@@ -124,4 +124,4 @@ async def test_a_message_that_is_never_done_is_lost_and_a_halt_is_recorded(below
 
 async def test_a_stage_without_hbase_is_refused() -> None:
     with pytest.raises(Unavailable, match="needs HBase"):
-        await RowLogWorkload().prepare(RealStage((), seed=1))
+        await RowLogWorkload().prepare(RealSurroundings((), seed=1))

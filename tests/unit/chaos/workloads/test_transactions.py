@@ -5,7 +5,7 @@ from chaos.workloads import transaction_clients
 from chaos.workloads.transactions import TransactionsWorkload
 from tests.unit.chaos.workloads import lying
 from tests.unit.chaos.workloads.lying import Lies
-from tests.unit.chaos.workloads.staged import play
+from tests.unit.chaos.workloads.played import play
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The simulated cluster as a stage: workloads run on it, and faults act on it."""
+"""The simulated cluster as a workload's surroundings: workloads run on it, and faults act on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chaos.history import History
 from chaos.workloads.workload import SIMULATED, Scale
 
 
-class StagedCluster(SimCluster):
+class SeededCluster(SimCluster):
     """A simulated cluster on which workloads run (see chaos/workloads/workload.py).
 
     Attributes:
