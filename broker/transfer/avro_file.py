@@ -17,6 +17,7 @@ from typing_extensions import override
 from broker.errors import TaskFailed
 from broker.model import Message
 from broker.transfer.message_records import GrowingFile, message_of
+from broker.wire.attributes import HEADERS_MAX
 from broker.wire.varint import encode_bytes, encode_long, read_bytes, read_long
 
 SCHEMA: Final[dict[str, Any]] = {
@@ -54,9 +55,11 @@ class AvroFile(GrowingFile):
         done = 0
         with file.open("rb") as opened:
             try:
-                for record in fastavro.reader(CheckedFile(opened)):
+                checked = CheckedFile(opened)
+                for record in fastavro.reader(checked, checked.wanted):
                     yield message_of(record)
                     done += 1
+                    checked.headers_left = HEADERS_MAX
             except OSError:
                 raise
             except Exception as error:  # fastavro raises anything for values of others.
@@ -106,14 +109,38 @@ class CheckedFile:
 
     * a block that has, or unpacks to, more than BLOCK_BYTES_MAX;
     * a schema with a type that takes no byte: then a block has no more values than bytes;
-    * a schema that is deep, or refers to itself: its values could be as deep as a block is long.
+    * a schema that is deep, or refers to itself: its values could be as deep as a block is long;
+    * a message with more headers than a message may have.
 
     fastavro gets the checked blocks as one file, so that it parses the schema once: it may be long, and blocks many.
+    It makes values of the fields ``wanted`` alone, and passes over the others: each byte of an array may become an
+    object. It makes no dates or decimals: a long decimal takes hours.
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._parts = _checked_parts(file)
-        self._part = io.BytesIO()
+        """Read the header. Raises ValueError, IndexError."""
+        meta, sync = _header(file)
+        try:
+            schema = json.loads(meta[b"avro.schema"])
+            _Types().check(schema)
+        except (RecursionError, KeyError) as error:
+            raise ValueError("its schema is missing, or nested too deeply") from error
+        plain = _plain(schema)
+        self.wanted = _wanted(plain)
+        """The schema of the fields of a message."""
+        self.headers_left = HEADERS_MAX
+        """How many headers the next message may still have."""
+        for kind in _VALUES:
+            _fastavro().read.LOGICAL_READERS[f"{kind}-{_HEADER}"] = self._count_header
+        own_meta = encode_bytes(b"avro.schema") + encode_bytes(json.dumps(plain).encode())
+        self._part = io.BytesIO(MAGIC + encode_long(1) + own_meta + encode_long(0) + sync)
+        self._parts = _checked_blocks(file, meta.get(b"avro.codec", b"null"), sync)
+
+    def _count_header(self, value: Any, *_schemas: Any) -> Any:
+        self.headers_left -= 1
+        if self.headers_left < 0:
+            raise ValueError(f"headers: a message may have {HEADERS_MAX}")
+        return value
 
     def read(self, size: int) -> bytes:
         """Return the next bytes of a part. A read never reaches beyond its part. Raises ValueError."""
@@ -127,19 +154,15 @@ class CheckedFile:
         return found
 
 
-def _checked_parts(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the header of a container file, and then each block. Raises ValueError, IndexError."""
+def _header(file: BinaryIO) -> tuple[dict[bytes, bytes], bytes]:
+    """Return the metadata and the mark between blocks. Raises ValueError, IndexError."""
     meta, at = _meta(file.read(HEADER_BYTES_MAX))
     file.seek(at)
-    sync = _exactly(file, SYNC_BYTES)
-    try:
-        schema = json.loads(meta[b"avro.schema"])
-        _Types().check(schema)
-    except (RecursionError, KeyError) as error:
-        raise ValueError("its schema is missing, or nested too deeply") from error
-    codec = meta.get(b"avro.codec", b"null")
-    own_meta = encode_bytes(b"avro.schema") + encode_bytes(meta[b"avro.schema"])
-    yield MAGIC + encode_long(1) + own_meta + encode_long(0) + sync
+    return meta, _exactly(file, SYNC_BYTES)
+
+
+def _checked_blocks(file: BinaryIO, codec: bytes, sync: bytes) -> Iterator[bytes]:
+    """Yield each block. Raises ValueError, IndexError."""
     while head := file.read(_NUMBERS_BYTES_MAX):
         count, at = read_long(head, 0)
         size, at = read_long(head, at)
@@ -272,3 +295,83 @@ class _Types:
         if height is None or depth + height > DEPTH_MAX:
             raise ValueError(f"its schema refers to {name!r} within itself, or too deeply")
         return height
+
+
+_FIELDS: Final = ("payload", "key", "headers")
+_KEPT: Final = ("type", "name", "namespace", "symbols", "size")
+_VALUES: Final = {"null", "bytes", "string"}
+_TOLD: Final = "is neither bytes nor text"
+_HEADER: Final = "broker-header"
+"""The logical type of a header: fastavro calls a function for each value of a logical type."""
+
+
+def _plain(kind: Any) -> Any:
+    """Return a checked type as its binary form alone needs it: without logical types and defaults."""
+    match kind:
+        case list():
+            return [_plain(each) for each in kind]
+        case {"type": dict() | list() as inner}:
+            return _plain(inner)
+        case dict():
+            plain = {name: kind[name] for name in _KEPT if name in kind}
+            plain |= {name: _plain(kind[name]) for name in ("items", "values") if name in kind}
+            if "fields" in kind:
+                plain["fields"] = [
+                    {"name": each["name"], "type": _plain(each["type"])} for each in kind["fields"]
+                ]
+            return plain
+        case _:
+            return kind
+
+
+def _wanted(whole: Any) -> dict[str, Any]:
+    """Return the schema of a message's fields in records of a plain schema. Mark the headers in that. Raises ValueError."""
+    if not isinstance(whole, dict) or whole["type"] != "record":
+        raise ValueError("its values are no records")
+    fields = [each for each in whole["fields"] if each["name"] in _FIELDS]
+    for each in fields:
+        if each["name"] == "headers":
+            each["type"] = _marked(each["type"])
+    named: dict[str, Any] = {}
+    name = _fastavro().parse_schema(whole, named)["name"]
+    fields = [each for each in named[name]["fields"] if each["name"] in _FIELDS]
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": each["name"], "type": _defined(each, named)} for each in fields],
+    }
+
+
+def _marked(kind: Any, *, in_map: bool = False) -> Any:
+    """Return the type of headers with their values marked. Raises ValueError."""
+    match kind:
+        case list():
+            return [_marked(each, in_map=in_map) for each in kind]
+        case {"type": "map", "values": values} if not in_map:
+            return {"type": "map", "values": _marked(values, in_map=True)}
+        case str() | {"type": str()}:
+            name = kind if isinstance(kind, str) else kind["type"]
+            if in_map and name in _VALUES:
+                return {"type": name, "logicalType": _HEADER}
+            if name == "null":
+                return kind
+        case _:
+            pass
+    raise ValueError(f"headers: {_TOLD}" if in_map else "headers: is not a map of names and values")
+
+
+def _defined(field: Any, named: dict[str, Any]) -> Any:
+    """Return the type of a wanted field, with the definition of a type that it names. Raises ValueError."""
+
+    def defined(kind: Any) -> Any:
+        if isinstance(kind, list):
+            return [defined(each) for each in kind]
+        # A definition is given once.
+        kind = named.pop(kind, kind) if isinstance(kind, str) else kind
+        if field["name"] != "headers" and isinstance(kind, dict):
+            if kind["type"] in ("array", "map", "record", "error"):
+                raise ValueError(f"{field['name']}: {_TOLD}")
+            named.pop(kind.get("name", ""), None)
+        return kind
+
+    return defined(field["type"])

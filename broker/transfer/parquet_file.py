@@ -158,11 +158,14 @@ def _pyarrow() -> Any:
 # by their own headers before pyarrow unpacks them. A header is a struct of Thrift's compact protocol:
 #
 #     1 type   2 bytes unpacked   3 bytes packed   5, 7, 8 header of a data or dictionary page, with 1 number of values
+#
+# A value of the encoding DELTA_BYTE_ARRAY repeats the beginning of the value before: each value may have as many bytes
+# as its page, and one row of headers very many of them.
 
 PAGE_BYTES_MAX: Final = 128 << 20
 """A message has 64 MiB at most, and a page some more messages."""
 VALUES_MAX: Final = 20_000_000
-"""How many headers one row group may have."""
+"""How many values a page, and how many headers a row group may have."""
 BATCH_BYTES: Final = 32 << 20
 ROWS_AT_ONCE: Final = 1000
 HEADER_BYTES_MAX: Final = 1 << 20
@@ -170,14 +173,18 @@ _HEADER_BYTES: Final = 1 << 9
 _UNREADABLE: Final = "the header of a page can't be read"
 _BOOLEANS, _NUMBERS, _DOUBLE, _BINARY, _STRUCT = (1, 2), (3, 4, 5, 6), 7, 8, 12
 _DEPTH_MAX: Final = 4
+_DATA_PAGES: Final = {5: 2, 8: 4}
+"""The headers of data pages, each with its field of the encoding."""
+_DELTA_BYTE_ARRAY: Final = 7
 
 
 class Page(NamedTuple):
-    """The sizes of a page, in bytes, and its number of values."""
+    """The sizes of a page, in bytes, and its number of values. In a page of ``repeats`` each may have all its bytes."""
 
     unpacked: int
     packed: int
     values: int
+    repeats: bool
 
 
 def rows_at_once(file: BinaryIO, metadata: Any, names: list[str]) -> int:
@@ -191,7 +198,12 @@ def rows_at_once(file: BinaryIO, metadata: Any, names: list[str]) -> int:
             values = 0
             for page in pages(file, column):
                 values += page.values
-                rows = min(rows, max(BATCH_BYTES * page.values // max(page.unpacked, 1), 1))
+                if page.repeats and name == "headers":
+                    raise ValueError(
+                        "headers: in the encoding DELTA_BYTE_ARRAY; write them in another"
+                    )
+                sized = 1 if page.repeats else page.values
+                rows = min(rows, max(BATCH_BYTES * sized // max(page.unpacked, 1), 1))
             if name == "headers" and values > min(group.num_rows * HEADERS_MAX, VALUES_MAX):
                 raise ValueError(f"headers: {values:,} of {group.num_rows:,} rows are too many")
     return rows
@@ -206,14 +218,20 @@ def pages(file: BinaryIO, column: Any) -> Iterator[Page]:
     while at < end:
         found, header_bytes = _header(file, at, end)
         try:
-            values = next((found[each][1] for each in (5, 8) if each in found), 0)
-            page = Page(found[2], found[3], values)
+            data = next((each for each in _DATA_PAGES if each in found), None)
+            values = 0 if data is None else found[data][1]
+            repeats = data is not None and found[data][_DATA_PAGES[data]] == _DELTA_BYTE_ARRAY
+            page = Page(found[2], found[3], values, repeats)
         except (KeyError, TypeError) as error:
             raise ValueError(_UNREADABLE) from error
         at += header_bytes + page.packed
         if not 0 <= page.unpacked <= PAGE_BYTES_MAX:
             raise ValueError(
                 f"{column.path_in_schema}: a page of {page.unpacked:,} bytes; {PAGE_BYTES_MAX:,} are allowed"
+            )
+        if page.values > VALUES_MAX:
+            raise ValueError(
+                f"{column.path_in_schema}: a page of {page.values:,} values; {VALUES_MAX:,} are allowed"
             )
         if page.packed < 0 or page.values < 0 or at > end:
             raise ValueError(f"{column.path_in_schema}: a page is longer than its column")

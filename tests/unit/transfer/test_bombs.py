@@ -91,7 +91,10 @@ BOMBS = {
         [PAYLOAD, {"name": "more", "type": LINKED}], 1, text(b"") + b"\x02" * 100_000
     ),
     "two to the sixtieth": container([PAYLOAD, {"name": "z", "type": doubling(60)}], 1, text(b"")),
-    "a time beyond the calendar": container([PAYLOAD, TIME], 1, text(b"x") + number(1 << 61)),
+    "a list for a payload": container([{"name": "payload", "type": nested(1)}], 1, number(0)),
+    "a map for a header": container(
+        [PAYLOAD, {"name": "headers", "type": {"type": "map", "values": nested(1)}}], 1, bytes(2)
+    ),
     "text for records": raw_container(b'"string"', number(1) + text(text(b"payload")) + SYNC),
     "a long name": MAGIC + number(1) + number(HUGE),
     "many names": MAGIC + number(HUGE) + text(b"") * 2,
@@ -112,12 +115,57 @@ def test_an_avro_bomb_is_refused_with_its_place(bomb: str, tmp_path: Path) -> No
     assert grown < 220 * 1024, f"{grown // 1024} MB"
 
 
+MANY = 8_000_000
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 20_000_000, "scale": 2}
+MORE = {
+    "a long list": (nested(1), number(MANY) + bytes(MANY) + number(0)),
+    "lists of lists": (nested(2), number(MANY // 3) + b"\x02\x00\x00" * (MANY // 3) + number(0)),
+    "a long decimal": (DECIMAL, text(b"\x7f" * MANY)),
+    "a time beyond the calendar": (TIME["type"], number(1 << 61)),
+}
+
+
+@pytest.mark.parametrize("more", MORE)
+def test_avro_s_other_fields_become_no_values(more: str, tmp_path: Path) -> None:
+    """Of 8 kB a list of eight million objects was made, of 80 kB one of 2 GB, and for a decimal a number, for hours."""
+    kind, data = MORE[more]
+    fields = [{"name": "more", "type": kind}, PAYLOAD]
+    file = tmp_path / "more.avro"
+    file.write_bytes(container(fields, 1, deflated(data + text(b"x")), b"deflate"))
+    tracemalloc.start()
+    try:
+        assert [one.payload for one in AvroFile().read(file)] == [b"x"]
+        assert tracemalloc.get_traced_memory()[1] < 12 * MANY
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_avro_message_of_very_many_headers_is_refused(tmp_path: Path) -> None:
+    headers = {"name": "headers", "type": ["null", {"type": "map", "values": ["null", "bytes"]}]}
+    file = tmp_path / "headers.avro"
+
+    def messages(*counts: int) -> bytes:
+        each = [
+            number(1)
+            + number(count)
+            + b"".join(text(b"%d" % n) + b"\x02\x02v" for n in range(count))
+            for count in counts
+        ]
+        return b"".join(text(b"x") + one + number(0) for one in each)
+
+    file.write_bytes(container([PAYLOAD, headers], 3, messages(100, 100, 101)))
+    read = AvroFile().read(file)
+    assert [len(next(read).headers) for _ in range(2)] == [100, 100]
+    with pytest.raises(TaskFailed, match=r"after record 2: headers: .* may have 100"):
+        next(read)
+
+
 def test_a_long_schema_of_many_blocks_is_parsed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parsed for each of these 8,000 blocks, this file of 600 kB takes minutes."""
     parsed, parse = [], fastavro.reader
-    monkeypatch.setattr(fastavro, "reader", lambda file: parsed.append(1) or parse(file))
+    monkeypatch.setattr(fastavro, "reader", lambda *given: parsed.append(1) or parse(*given))
     fields = [PAYLOAD, *({"name": f"more{each}", "type": "bytes"} for each in range(10_000))]
     schema = json.dumps({"type": "record", "name": "M", "fields": fields}).encode()
     file = tmp_path / "long.avro"
@@ -274,6 +322,39 @@ def test_a_page_whose_size_the_footer_does_not_tell_is_refused(tmp_path: Path) -
     refusal, grown = read_in_a_process(file)
     assert "bytes" in refusal
     assert grown < 150
+
+
+@pytest.mark.parametrize(("column", "told"), [("payload", "20"), ("headers", "DELTA_BYTE_ARRAY")])
+def test_values_that_repeat_the_ones_before_are_counted(
+    column: str, told: str, tmp_path: Path
+) -> None:
+    """A file of 1 kB took 4 GB: a value of DELTA_BYTE_ARRAY names how much of the one before it repeats."""
+    file = tmp_path / "repeats.parquet"
+    big = b"a" * 20_000_000
+    whole = table(20, big) if column == "payload" else table(20, b"x", [("h", big)])
+    whole = whole.select(["payload"] if column == "payload" else ["payload", "headers"])
+    encoding = "DELTA_BYTE_ARRAY"
+    parquet.write_table(
+        whole, file, compression="zstd", use_dictionary=False, column_encoding=encoding
+    )
+    assert file.stat().st_size < 16_384
+    found, grown = read_in_a_process(file)
+    assert told in found
+    assert grown < 200
+
+
+def test_a_page_of_very_many_values_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of lengths in few bits may name a billion values: pyarrow decodes all lengths at once."""
+    monkeypatch.setattr(parquet_file, "VALUES_MAX", 100)
+    file = tmp_path / "values.parquet"
+    whole = pa.table({"payload": pa.array([b""] * 101, pa.binary())})
+    parquet.write_table(
+        whole, file, use_dictionary=False, column_encoding="DELTA_LENGTH_BYTE_ARRAY"
+    )
+    with pytest.raises(TaskFailed, match="a page of 101 values"):
+        list(parquet_file.ParquetFile().read(file))
 
 
 def test_a_page_is_counted_by_few_bytes(tmp_path: Path) -> None:
