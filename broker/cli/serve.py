@@ -90,7 +90,7 @@ def serve(file: Path | None, as_json: bool, **flags: str | None) -> None:
         flags["logs__log_format"] = flags.get("logs__log_format") or LogFormat.JSON.value
     config = resolved(file, flags).config
     try:
-        from broker.cli import node_process  # noqa: PLC0415 - Only this command needs the server.
+        from broker.node import node_process  # noqa: PLC0415 - Only this command needs the server.
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"serving needs the package {error.name!r}: {install_command('server')}"

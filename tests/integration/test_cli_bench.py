@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.cli.bench import Load, publish_load, tail_load
+from broker.bench.loads import Load, publish_load, tail_load
 from broker.client import Client, SyncClient, TopicNotFound
 from broker.model import TopicId
 from tests.kit.served import ServedNode

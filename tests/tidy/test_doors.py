@@ -59,7 +59,7 @@ DOORS = {
     "toxiproxy": ["chaos/toxiproxy.py"],
     "thriftpy2": ["broker/transactions/tephra_frames.py"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
-    "uvloop": ["broker/cli/*"],
+    "uvloop": ["broker/node/node_process.py"],
 }
 
 # Packages whose import name differs from their installed name.

@@ -27,7 +27,7 @@ CLIENT_RESTS_ON = {
     "http",
     "client",
 }
-REST_ON_CLIENT = {"spark", "sql", "streams", "transfer", "rowlog", "cli"}
+REST_ON_CLIENT = {"spark", "sql", "streams", "transfer", "bench", "rowlog", "cli"}
 
 
 @pytest.fixture
@@ -125,5 +125,15 @@ def test_every_package_has_a_layer() -> None:
     (contract,) = [one for one in contracts if one["type"] == "layers"]
     layered = set("".join(" ".join(contract["layers"]).translate({40: 32, 41: 32})).split())
     parts = {Path(name).parts[1].removesuffix(".py") for name in tracked("broker/*.py")}
-    aside = {"__init__", "client", "testing", "spark", "sql", "streams", "transfer", "rowlog"}
+    aside = {
+        "__init__",
+        "client",
+        "testing",
+        "spark",
+        "sql",
+        "streams",
+        "transfer",
+        "bench",
+        "rowlog",
+    }
     assert parts - layered - aside == set()

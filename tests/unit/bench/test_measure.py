@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cli.measure import BYTES_MIN, US_MAX, Histogram, Measure, bucket_end, moment_of, stamped
+from broker.bench.measure import (
+    BYTES_MIN,
+    US_MAX,
+    Histogram,
+    Measure,
+    bucket_end,
+    moment_of,
+    stamped,
+)
 from broker.errors import Overloaded
 
 

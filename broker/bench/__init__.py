@@ -1,0 +1,1 @@
+"""Measure a broker's throughput and latency as its clients see them: ``broker bench``."""
