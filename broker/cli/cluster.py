@@ -1,14 +1,10 @@
-"""``broker cluster``: several nodes that serve the same topics. ``leadership`` has the commands that steer them.
-
-``up`` replaces this process by the launcher of ``broker.local``, which is a program of its own: no other
-package of the product imports it.
-"""
+"""``broker cluster``: several nodes that serve the same topics. ``leadership`` has the commands that steer them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,11 +17,11 @@ from broker.cli.broker_calls import BrokerCall, Command, Json, asks, json_option
 from broker.cli.options import TOPIC
 from broker.cli.output import write_coloured_table, write_line, write_rows, write_table
 from broker.client import SyncClient, admin
+from broker.config.sections import iter_keys
 from broker.config.sources import check_environment
 from broker.errors import install_command
 from broker.model import TopicId
 
-LAUNCHER: Final = "broker.local"
 OF_NODES: Final = "kazoo"
 """The package that the nodes of a cluster need beside those of a standalone broker."""
 
@@ -65,18 +61,42 @@ def _number(name: str, default: int, least: int, help_text: str) -> Callable[[Co
     return click.option(name, default=default, show_default=True, type=number, help=help_text)
 
 
+def _port(_: click.Context, __: click.Parameter, text: str) -> int | None:
+    if text != "free" and not text.isdecimal():
+        raise click.BadParameter(f"{text!r} is no port, and not 'free'")
+    return None if text == "free" else int(text)
+
+
+def _settings(
+    _: click.Context, __: click.Parameter, texts: Sequence[str]
+) -> Sequence[tuple[str, Any]]:
+    known = {each.dotted for each in iter_keys()}
+    found = []
+    for key, _equals, value in (text.partition("=") for text in texts):
+        if key not in known:
+            raise click.BadParameter(f"there is no key {key!r}; see: broker config")
+        try:
+            found.append((key, json.loads(value)))
+        except ValueError:
+            raise click.BadParameter(f"the value of {key} is no JSON: {value!r}") from None
+    return found
+
+
 @cluster.command()
 @_number("--nodes", 3, 0, "Number of brokers.")
 @click.option(
     "--dir",
+    "folder",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for all files; it is kept.  [default: a temporary folder, removed at the end]",
 )
 @click.option(
     "--ports",
+    "port",
     default="8081",
     show_default=True,
     metavar="FIRST|free",
+    callback=_port,
     help='Port of the first node; the other nodes have the next ports. "free": any free ports.',
 )
 @click.option(
@@ -84,18 +104,28 @@ def _number(name: str, default: int, least: int, help_text: str) -> Callable[[Co
     default="1",
     show_default=True,
     type=click.Choice(["1", "3"]),
+    callback=lambda _, __, text: int(text),
     help="Number of ZooKeeper servers.",
 )
 @_number("--region-servers", 1, 1, "Number of HBase's region servers.")
 @_number("--gateways", 1, 1, "Number of HBase's Thrift-2 gateways.")
 @click.option(
     "--set",
+    "settings",
     multiple=True,
     metavar="SECTION.KEY=JSON",
+    callback=_settings,
     help="Set a key in every node's configuration.",
 )
 @json_option
-def up(as_json: bool, **options: Any) -> None:
+def up(
+    *,
+    folder: Path | None,
+    port: int | None,
+    settings: Sequence[tuple[str, Any]],
+    as_json: bool,
+    **sizes: int,
+) -> None:
     """Start a cluster on this machine, to try it out and for tests; stop it with Ctrl-C.
 
     ZooKeeper, HBase (a master, region servers, Thrift-2 gateways) and the nodes run as separate
@@ -114,14 +144,10 @@ def up(as_json: bool, **options: Any) -> None:
         raise click.ClickException(
             f"a cluster needs the package {OF_NODES!r}: {install_command('cluster')}"
         )
-    words = [
-        f"--{name.replace('_', '-')}={value}"
-        for name, given in options.items()
-        for value in (given if isinstance(given, tuple) else (given,))
-        if value is not None
-    ]
-    command = [sys.executable, "-m", LAUNCHER, "up", *words, *(("--json",) if as_json else ())]
-    os.execv(sys.executable, command)  # noqa: S606 - No shell is wanted.
+    from broker.local import Sizes, launcher  # noqa: PLC0415 - Only this command needs it.
+
+    told = Sizes(first_port=port, **sizes)
+    raise click.exceptions.Exit(launcher.launch(told, folder, dict(settings), as_json=as_json))
 
 
 def _write_status(status: Json) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m broker.local up --nodes 3 --json     until SIGTERM
+    broker cluster up --nodes 3 --json             until SIGTERM
     with LocalCluster(Sizes(nodes=3)) as cluster: …          from a program
 
     plan            commands, files and addresses of any cluster; a test compares the compose file with them
@@ -10,6 +10,7 @@
     member          one process: start, ask, kill, freeze
     pids            the processes that belong to a folder, however they were started
     cluster         a whole cluster
+    launcher        a whole cluster until a signal, for people and programs
     servers         the programs: ZooKeeper and HBase, fetched once
 """
 

@@ -19,7 +19,7 @@ from broker.api.origins import names_of
 from broker.config.sections import iter_keys
 from broker.config.sources import load, parse
 from broker.local import LocalCluster, ProcessKind, Sizes
-from broker.local.__main__ import FIRST_PORT
+from broker.local.launcher import FIRST_PORT
 from broker.local.plan import (
     ClusterLayout,
     Folders,

@@ -155,7 +155,7 @@ TERMINAL_DOORS = {
     "broker/cli/output.py",
     "broker/cli/completion.py",  # A script of its own, and names that it escapes.
     "broker/cli/message_options.py",
-    "broker/local/__main__.py",
+    "broker/local/launcher.py",
     "broker/local/servers/downloads.py",
     "chaos/verdict_text.py",
 }

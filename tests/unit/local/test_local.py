@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from broker.local import LocalCluster, Sizes, cluster, pids
-from broker.local import __main__ as launcher
+from broker.cli import app
+from broker.local import LocalCluster, Sizes, cluster, launcher, pids
 from broker.local.member import spec_file
 from broker.local.servers import ServerFailed, ServerMissing
 from broker.testing import broker_process
@@ -177,18 +177,16 @@ def test_a_start_that_can_not_be_is_told_in_one_line(
     is_damaged = not words
     if is_damaged:
         (tmp_path / "ports.json").write_text("[1")
-    try:
-        ended = launcher.main(["up", "--dir", str(tmp_path), "--ports", "free", *words])
-    except SystemExit as refused:
-        ended = int(refused.code or 0)
+    with pytest.raises(SystemExit) as ended:
+        app.run(["cluster", "up", "--dir", str(tmp_path), "--ports", "free", *words])
     told = capfd.readouterr().err
-    assert (ended, says in told) == (code, True), told
+    assert (ended.value.code, says in told) == (code, True), told
 
 
 @pytest.mark.usefixtures("handlers")
 def test_under_nohup_a_cluster_outlives_its_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert launcher.main(["up", "--dir", "/dev/null/x"]) == 1
+    assert launcher.launch(Sizes(), Path("/dev/null/x"), {}, as_json=False) == 1
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
