@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import click
@@ -14,7 +12,7 @@ from broker.bench.loads import Load, Show, publish_load, tail_load
 from broker.bench.measure import BYTES_MIN
 from broker.cli.broker_calls import BrokerCall, Command, to_broker
 from broker.cli.options import FiniteRange, topic_argument
-from broker.cli.output import cell, write_line
+from broker.cli.output import live_line, write_line
 from broker.client import Client
 from broker.model import TopicId
 
@@ -103,26 +101,13 @@ def _run(
 
     async def measured() -> dict[str, Any]:
         async with Client(settings=call.settings, on_trouble=call.teller) as client:
-            with _shown() as show:
+            with live_line(repeats=True) as show:
                 return await work(client, show)
 
     done = asyncio.run(measured())
     call.write(done, lambda done: _write_figures(verb, done))
     if done["interrupted"]:
         raise click.exceptions.Exit(INTERRUPTED)
-
-
-@contextmanager
-def _shown() -> Iterator[Show]:
-    """Yield the function that shows a line on standard error; a terminal overwrites the last one."""
-    if not sys.stderr.isatty():
-        yield lambda line: write_line(line, err=True)
-        return
-    from rich.console import Console  # noqa: PLC0415 - Slow to import, and only this command needs it.
-    from rich.live import Live  # noqa: PLC0415
-
-    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-        yield lambda line: live.update(cell(line), refresh=True)
 
 
 def _write_figures(verb: str, done: dict[str, Any]) -> None:

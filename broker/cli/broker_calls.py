@@ -32,11 +32,12 @@ from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
 from broker.config.sources import check_environment
 from broker.escapes import escaped
+from broker.model import TopicId
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Json = Mapping[str, Any]
 Layout = str | Callable[[Any], object] | None
-"""How people read an answer: as a line on standard error, or as a function writes it."""
+"""How people read an answer: as a line on standard error, or as a function writes it or returns the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +101,14 @@ yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmatio
 # --- Commands that are one call --------------------------------------------------------------------
 
 
-def asks(layout: Layout = None, *, question: str = "") -> Callable[[Callable[..., Any]], Command]:
+def asks(
+    layout: Layout = None, *, question: str | Callable[..., str] = ""
+) -> Callable[[Callable[..., Any]], Command]:
     """Make a command of a function that gets the client and the parameters, and returns the answer.
 
-    A layout that is a line has fields of the answer in braces.
-    With a ``question``, which names parameters in braces, the command asks before; it has ``--yes``.
+    A layout is a line, or a function that writes the answer or returns a line. The line has parameters and fields of the
+    answer in braces. An answer that only machines read may be a function, which is called for them. With a ``question``,
+    which names parameters in braces or is a function of them, the command asks before; it has ``--yes``.
     """
 
     def made(ask: Callable[..., Any]) -> Any:
@@ -112,11 +116,17 @@ def asks(layout: Layout = None, *, question: str = "") -> Callable[[Callable[...
         def run(call: BrokerCall, **parameters: Any) -> None:
             if question:
                 yes = parameters.pop("yes")
-                shown = {name: named(value) for name, value in parameters.items()}
-                confirm(question.format(**shown), yes=yes, as_json=call.as_json)
+                words = (
+                    question.format(**_named(parameters))
+                    if isinstance(question, str)
+                    else question(**parameters)
+                )
+                confirm(words, yes=yes, as_json=call.as_json)
             with call.client() as client:
                 answer = ask(client, **parameters)
-            call.write(answer, layout.format(**answer) if isinstance(layout, str) else layout)
+                if callable(answer):
+                    answer = answer() if call.as_json else {}
+            _write(answer, layout, parameters, as_json=call.as_json)
 
         command = to_broker(run)
         return yes_option(command) if question else command
@@ -124,9 +134,21 @@ def asks(layout: Layout = None, *, question: str = "") -> Callable[[Callable[...
     return made
 
 
-def named(value: Any) -> Any:
-    """Return a topic as NAMESPACE/TOPIC, and any other value as it is."""
-    return "/".join(value) if isinstance(value, tuple) else value
+def _write(answer: Any, layout: Layout, parameters: Json, *, as_json: bool) -> None:
+    if as_json:
+        write_json(answer)
+        return
+    line = layout(answer) if callable(layout) else layout
+    if isinstance(line, str):
+        write_line(line.format(**{**_named(parameters), **answer}), err=True)
+
+
+def _named(parameters: Json) -> dict[str, Any]:
+    """Return parameters with each topic as NAMESPACE/TOPIC."""
+    return {
+        name: "/".join(value) if isinstance(value, TopicId) else value
+        for name, value in parameters.items()
+    }
 
 
 def writes(layout: Layout = None) -> Callable[[Callable[..., Any]], Command]:

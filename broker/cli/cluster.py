@@ -15,7 +15,7 @@ import click
 from broker.cli import leadership
 from broker.cli.broker_calls import BrokerCall, Command, Json, asks, json_option, to_broker
 from broker.cli.options import TOPIC
-from broker.cli.output import write_coloured_table, write_line, write_rows, write_table
+from broker.cli.output import table, value_of, write_line
 from broker.client import SyncClient, admin
 from broker.config.sections import iter_keys
 from broker.config.sources import check_environment
@@ -25,20 +25,12 @@ from broker.model import TopicId
 OF_NODES: Final = "kazoo"
 """The package that the nodes of a cluster need beside those of a standalone broker."""
 
-_COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow", "silent": "red"}
-_COLUMNS: Final = (
-    "NODE",
-    "URL",
-    "STATE",
-    "VERSION",
-    "SLOTS",
-    "TOPICS",
-    "ZOOKEEPER",
-    "STORAGE",
-    "CLOCK",
-    "UP",
-)
-_UNKNOWN: Final = "?"
+STATE_COLOURS: Final = {
+    "serving": "green",
+    "drained": "yellow",
+    "stopping": "yellow",
+    "silent": "red",
+}
 
 
 @click.group()
@@ -150,29 +142,6 @@ def up(
     raise click.exceptions.Exit(launcher.launch(told, folder, dict(settings), as_json=as_json))
 
 
-def _write_status(status: Json) -> None:
-    write_coloured_table(_COLUMNS, map(_cells, status["nodes"]), _COLOURS, wrapped="STORAGE")
-    for line in _remarks(status):
-        write_line(line, err=True)
-
-
-def _cells(row: Json) -> Sequence[str]:
-    known = row["node"], row["url"], row["state"], row["version"]
-    view = row["view"]
-    if view is None:
-        figures: Sequence[object] = (_UNKNOWN,) * (len(_COLUMNS) - len(known))
-    else:
-        figures = (
-            view["slots_led"],
-            view["topics_led"],
-            view["zookeeper"]["contact"],
-            storage_text(view["storage"]),
-            "" if view["clock_skew_ms"] is None else f"{view['clock_skew_ms']:+d} ms",
-            str(timedelta(seconds=int(view["uptime_s"]))),
-        )
-    return [str(cell) for cell in (*known, *figures)]
-
-
 def storage_text(storage: Json) -> str:
     """Return a few words on how the storage answers."""
     if not storage["calls"]:
@@ -182,6 +151,32 @@ def storage_text(storage: Json) -> str:
     return (
         f"{'failing' if failing else 'answers'}, {storage['errors']} of {storage['calls']} failed"
     )
+
+
+def _seen(field: str, text: Callable[[Any], object] = str) -> Callable[[Json], object]:
+    """Return a field of a node's view of itself; a question mark if the node does not answer."""
+    return lambda row: "?" if row["view"] is None else text(value_of(row["view"], field))
+
+
+_NODES = table(
+    *("NODE", "URL", "STATE", "VERSION", "SLOTS", "TOPICS", "ZOOKEEPER", "STORAGE", "CLOCK", "UP"),
+    fields={
+        "SLOTS": _seen("slots_led"),
+        "TOPICS": _seen("topics_led"),
+        "ZOOKEEPER": _seen("zookeeper.contact"),
+        "STORAGE": _seen("storage", storage_text),
+        "CLOCK": _seen("clock_skew_ms", lambda ms: None if ms is None else f"{ms:+d} ms"),
+        "UP": _seen("uptime_s", lambda told: timedelta(seconds=int(told))),
+    },
+    colours=STATE_COLOURS,
+    wrapped="STORAGE",
+)
+
+
+def _write_status(status: Json) -> None:
+    _NODES(status["nodes"])
+    for line in _remarks(status):
+        write_line(line, err=True)
 
 
 def _remarks(status: Json) -> Iterator[str]:
@@ -216,14 +211,17 @@ def _remarks_on(node: int, view: Json) -> Iterator[str]:
         yield f"node {node}, last error of storage at {view['storage']['last_failure']}: {error}"
 
 
+_TOPICS = table("TOPIC", "NODE", "EPOCH")
+
+
 def _write_topics(answer: dict[str, Any]) -> None:
     led = [
-        (one["topic"], str(row["node"]), str(one["epoch"]))
+        {**one, "node": row["node"]}
         for row in answer["nodes"]
         for one in (row["view"] or {}).get("topics") or ()
     ]
     write_line()
-    write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
+    _TOPICS(sorted(led, key=lambda one: (one["topic"], str(one["node"]))))
     more = sum(row["view"]["topics_led"] for row in answer["nodes"] if row["view"]) - len(led)
     if more > 0:
         write_line(f"and {more} more", err=True)
@@ -253,9 +251,7 @@ def status(call: BrokerCall, with_topics: bool) -> None:
 
 @cluster.command()
 @click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="NS/TOPIC...")
-@asks(
-    lambda led: write_rows({"TOPIC": "topic", "NODE": "node", "URL": "url", "EPOCH": "epoch"}, led)
-)
+@asks(table("TOPIC", "NODE", "URL", "EPOCH"))
 def leaders(client: SyncClient, topics: tuple[TopicId, ...]) -> list[Json]:
     """Show the leader of each topic.
 

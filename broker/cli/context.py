@@ -12,7 +12,7 @@ from broker.cli import completion, contexts
 from broker.cli.broker_calls import Json, writes
 from broker.cli.contexts import Context, Contexts
 from broker.cli.options import told
-from broker.cli.output import write_properties, write_rows
+from broker.cli.output import properties, table
 from broker.errors import BadName
 from broker.model import check_namespace
 
@@ -100,19 +100,14 @@ def use(name: str) -> Json:
     return _json(name, found, chosen)
 
 
-def _write_list(known: list[Json]) -> None:
-    columns = {
-        "": "current",
-        "NAME": "name",
-        "URL": "url",
-        "NAMESPACE": "namespace",
-        "CA FILE": "ca_file",
-    }
-    write_rows(columns, ({**one, "current": "*" if one["current"] else ""} for one in known))
+_LIST = table(
+    *("", "NAME", "URL", "NAMESPACE", "CA FILE"),
+    fields={"": lambda each: "*" if each["current"] else None},
+)
 
 
 @context.command(name="list")
-@writes(_write_list)
+@writes(_LIST)
 def list_() -> list[Json]:
     """List all contexts; a star marks the one in use.
 
@@ -123,13 +118,9 @@ def list_() -> list[Json]:
     return [_json(name, one, known) for name, one in known.contexts.items()]
 
 
-def _write_shown(shown: Json) -> None:
-    write_properties({part: value for part, value in shown.items() if value not in {"", None}})
-
-
 @context.command()
 @click.argument("name", required=False, shell_complete=completion.contexts)
-@writes(_write_shown)
+@writes(properties("name", "current", "url", "ca_file", "namespace"))
 def show(name: str | None) -> Json:
     """Show a context; without NAME, the one in use.
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
+from broker.cli.broker_calls import BrokerCall, Json, asks, to_broker
 from broker.cli.options import PlaceGiven, id_option, place_option, topic_argument
-from broker.cli.output import write_line, write_properties, write_rows
+from broker.cli.output import table, write_line, write_properties
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind, id_of
 from broker.client.values import IdPlace
@@ -47,22 +47,21 @@ def _json(cursor: Cursor) -> dict[str, Any]:
     }
 
 
-def _write_list(found: list[Json]) -> None:
-    rows = [{**each, "after": each["after"] or _BEGINNING} for each in found]
-    columns = {
-        "NAME": "name",
-        "BEHIND": "behind",
-        "OLDEST UNREAD": "oldest_unread",
-        "MOVED": "updated",
-        "AFTER": "after",
-    }
-    if rows:
-        write_rows(columns, rows, none="-")
+def _after(cursor: Json) -> str:
+    return cursor["after"] or _BEGINNING
+
+
+_LIST = table(
+    *("NAME", "BEHIND", "OLDEST UNREAD", "MOVED", "AFTER"),
+    fields={"MOVED": "updated", "AFTER": _after},
+    none="-",
+    is_shown_empty=False,
+)
 
 
 @cursors.command(name="list")
 @topic_argument
-@asks(_write_list)
+@asks(_LIST)
 def list_(client: SyncClient, topic: TopicId) -> list[Json]:
     """List a topic's named cursors: the place and the lag of each.
 
@@ -74,7 +73,7 @@ def list_(client: SyncClient, topic: TopicId) -> list[Json]:
 
 def _write_cursor(cursor: Json) -> None:
     shown = {key: "-" if value is None else value for key, value in cursor.items()}
-    write_properties({**shown, "after": cursor["after"] or _BEGINNING})
+    write_properties({**shown, "after": _after(cursor)})
 
 
 @cursors.command()
@@ -120,20 +119,19 @@ def set_(
     """
     if [since is not None, after is not None, oldest, newest].count(True) != 1:
         raise click.UsageError("Give one of --since, --after, --oldest and --newest.")
+    place: IdPlace | None = after if since is None else before(since)
+    if isinstance(since, Place) and place is not None:
+        place = Place(id_of(place, "since"), since.generation)
     with call.client() as client:
-        place: IdPlace | None = after if since is None else before(since)
-        if isinstance(since, Place) and place is not None:
-            place = Place(id_of(place, "since"), since.generation)
         if newest:
             found = client.range(topic)
             place = Place(behind(found.latest), found.generation)
-        expected = _version(client, topic, name)
-        cursor = client.cursors.put(topic, name, place, expected=expected)
+        cursor = client.cursors.put(topic, name, place, expected=_version(client, topic, name))
         if call.as_json:
             call.write(_json(client.cursors.get(topic, name)))
-    if not call.as_json:
-        at = _BEGINNING if cursor.after is None else cursor.after.hex()
-        write_line(f"{name} is at {at}", err=True)
+            return
+    at = _BEGINNING if cursor.after is None else cursor.after.hex()
+    write_line(f"{name} is at {at}", err=True)
 
 
 def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
@@ -147,15 +145,14 @@ def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
 @cursors.command()
 @topic_argument
 @_name_argument
-@yes_option
-@to_broker
-def delete(call: BrokerCall, topic: TopicId, name: str, yes: bool) -> None:
+@asks(
+    lambda told: None if told["deleted"] else "there is no cursor {name}",
+    question="Delete cursor {name} of {topic}?",
+)
+def delete(client: SyncClient, topic: TopicId, name: str) -> Json:
     """Delete a named cursor. A running subscriber of this name ends with an error.
 
     \b
     broker cursors delete audit/logins mailer --yes
     """
-    confirm(f"Delete cursor {name} of {'/'.join(topic)}?", yes=yes, as_json=call.as_json)
-    with call.client() as client:
-        deleted = client.cursors.delete(topic, name)
-    call.write({"deleted": deleted}, None if deleted else f"there is no cursor {name}")
+    return {"deleted": client.cursors.delete(topic, name)}

@@ -9,7 +9,7 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Command, Json, asks, confirm, to_broker, yes_option
 from broker.cli.options import TOPIC, id_type, topic_argument
-from broker.cli.output import write_line, write_properties, write_rows
+from broker.cli.output import table, write_line, write_properties
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
 from broker.model import MessageId, TopicId
@@ -63,16 +63,11 @@ def _json(letter: OpenLetter) -> dict[str, Any]:
     }
 
 
-def _write_list(letters: list[Json]) -> None:
-    columns = {
-        "ID": "id",
-        "GIVEN UP": "time",
-        "SUBSCRIBER": "subscriber",
-        "TRIES": "tries",
-        "REASON": "reason",
-    }
-    if letters:
-        write_rows(columns, letters)
+_LIST = table(
+    *("ID", "GIVEN UP", "SUBSCRIBER", "TRIES", "REASON"),
+    fields={"GIVEN UP": "time"},
+    is_shown_empty=False,
+)
 
 
 @dead_letters.command(name="list")
@@ -80,7 +75,7 @@ def _write_list(letters: list[Json]) -> None:
 @_letters_option
 @_subscriber_option
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True)
-@asks(_write_list)
+@asks(_LIST)
 def list_(client: SyncClient, topic: TopicId, **asked: Any) -> list[Json]:
     """List the open dead letters of a topic, the oldest first.
 

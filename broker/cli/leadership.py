@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +11,9 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Command, Json, asks, to_broker
 from broker.cli.options import SpanType, topic_argument
-from broker.cli.output import rewrite_line, write_line
+from broker.cli.output import live_line, write_line
 from broker.client import SyncClient, admin
+from broker.client.client_request import ClientRequest
 from broker.errors import Overloaded
 from broker.model import TopicId
 
@@ -49,25 +49,21 @@ def drain(call: BrokerCall, node: str, wait: bool, wait_s_max: float) -> None:
     broker cluster drain 2 --wait
     broker cluster drain http://10.0.0.2:8080
     """
-    with call.client() as client:
-        answer = client.ask(admin.drain(node))
-        number = answer["node"]
-        if wait:
-            _wait(lambda: _still_led(client, number), wait_s_max, silent=call.as_json)
-    done = "leads nothing" if wait else "is drained"
-    call.write(answer, f"node {number} {done}")
-    if not (wait or call.as_json):
-        write_line("Its topics are moving. See the progress with: broker cluster status", err=True)
-
-
-def _write_undrained(answer: Json) -> None:
-    done = "may lead again" if answer["changed"] else "was not drained"
-    write_line(f"node {answer['node']} {done}", err=True)
+    _change(
+        call,
+        admin.drain(node),
+        _still_led if wait else None,
+        wait_s_max,
+        ("node {node} is drained", "node {node} leads nothing"),
+        "Its topics are moving. See the progress with: broker cluster status",
+    )
 
 
 @click.command()
 @_node_argument
-@asks(_write_undrained)
+@asks(
+    lambda told: "node {node} may lead again" if told["changed"] else "node {node} was not drained"
+)
 def undrain(client: SyncClient, node: str) -> Json:
     """Let a drained node lead again.
 
@@ -93,30 +89,27 @@ def move(call: BrokerCall, topic: TopicId, node: str, wait: bool, wait_s_max: fl
     broker cluster move audit/logins 2 --wait
     broker cluster move audit/logins http://10.0.0.2:8080
     """
-    with call.client() as client:
-        answer = client.ask(admin.pin(topic, node))
-        number = answer["node"]
-        if wait:
-            _wait(lambda: _other_leader(client, topic, number), wait_s_max, silent=call.as_json)
-    name, done = "/".join(topic), "is led by" if wait else "is pinned to"
-    call.write(answer, f"{name} {done} node {number}")
-    if not (wait or call.as_json):
-        write_line(f"It is moving. See its leader with: broker cluster leaders {name}", err=True)
+    name = "/".join(topic)
+    _change(
+        call,
+        admin.pin(topic, node),
+        (lambda client, number: _other_leader(client, topic, number)) if wait else None,
+        wait_s_max,
+        (f"{name} is pinned to node {{node}}", f"{name} is led by node {{node}}"),
+        f"It is moving. See its leader with: broker cluster leaders {name}",
+    )
 
 
 @click.command()
 @topic_argument
-@to_broker
-def unpin(call: BrokerCall, topic: TopicId) -> None:
+@asks(lambda told: "{topic} is no longer pinned" if told["changed"] else "{topic} had no pin")
+def unpin(client: SyncClient, topic: TopicId) -> Json:
     """Remove a topic's pin: any node may lead it again.
 
     \b
     broker cluster unpin audit/logins
     """
-    with call.client() as client:
-        answer = client.ask(admin.unpin(topic))
-    done = "is no longer pinned" if answer["changed"] else "had no pin"
-    call.write(answer, f"{'/'.join(topic)} {done}")
+    return client.ask(admin.unpin(topic))
 
 
 COMMANDS: Final = (drain, undrain, move, unpin)
@@ -159,48 +152,32 @@ def _nodes_that_lead(client: SyncClient, topic: TopicId) -> list[int]:
     return [row["node"] for row in rows if row["view"] and row["view"]["topics"]]
 
 
-def _wait(
-    look: Callable[[], str | None],
+def _change(
+    call: BrokerCall,
+    request: ClientRequest,
+    look: Callable[[SyncClient, int], str | None] | None,
     wait_s_max: float,
-    *,
-    silent: bool,
+    told: tuple[str, str],
+    advice: str,
 ) -> None:
-    """Return when ``look`` returns None. Raises Overloaded with its last text after ``wait_s_max``."""
-    deadline = time.monotonic() + wait_s_max
-    progress = ProgressLine(silent=silent)
-    pause = threading.Event()
-    try:
-        while (left := look()) is not None:
-            progress(left)
-            if time.monotonic() > deadline:
-                raise Overloaded(
-                    f"The change is stored and in progress, but after {wait_s_max:g} s {left}."
-                )
-            pause.wait(LOOK_EVERY_S)
-    finally:
-        progress.end()
+    """Start a change, and wait until ``look`` returns None; without ``look`` write the advice instead.
 
-
-class ProgressLine:
-    """One line on standard error that shows progress; a terminal overwrites it, a file gets more lines."""
-
-    def __init__(self, *, silent: bool) -> None:
-        """Make the line; it writes nothing if ``silent``."""
-        self._silent = silent
-        self._shown = ""
-        self._rewrites = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        """Show a text about the progress; do nothing if it is already shown."""
-        if self._silent or text == self._shown:
-            return
-        if self._rewrites:
-            rewrite_line(text.ljust(len(self._shown)))
-        else:
-            write_line(text, err=True)
-        self._shown = text
-
-    def end(self) -> None:
-        """End the line."""
-        if self._rewrites and self._shown:
-            write_line(err=True)
+    ``told`` are the lines about a change that was started, and one that is complete.
+    Raises Overloaded with the last text of ``look`` after ``wait_s_max``.
+    """
+    with call.client() as client:
+        answer = client.ask(request)
+        if look is not None:
+            deadline = time.monotonic() + wait_s_max
+            pause = threading.Event()
+            with live_line(silent=call.as_json) as show:
+                while (left := look(client, answer["node"])) is not None:
+                    show(left)
+                    if time.monotonic() > deadline:
+                        raise Overloaded(
+                            f"The change is stored and in progress, but after {wait_s_max:g} s {left}."
+                        )
+                    pause.wait(LOOK_EVERY_S)
+    call.write(answer, told[look is not None].format(node=answer["node"]))
+    if look is None and not call.as_json:
+        write_line(advice, err=True)

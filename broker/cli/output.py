@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 _WIDTH_OF_A_PIPE: Final = 220
 _WIDTH_MAX: Final = 10_000
+_EMPTY: Final[tuple[object, ...]] = (None, "", [])
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -39,9 +43,33 @@ def write_lines(text: str, *, err: bool = False) -> None:
         write_line(line, err=err)
 
 
-def rewrite_line(text: str) -> None:
-    """Write over the last line of a terminal at standard error."""
-    click.echo(f"\r{escaped(text)}", err=True, nl=False)
+@contextmanager
+def live_line(*, silent: bool = False, repeats: bool = False) -> Iterator[Callable[[str], object]]:
+    """Yield a function that shows a line on standard error: a terminal has one line, which is written over.
+
+    A file or a pipe gets each line, but the same line only once, unless ``repeats``. With ``silent`` it shows nothing.
+    """
+    if silent:
+        yield len
+    elif sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 - Slow to import, and only terminals need it.
+        from rich.live import Live  # noqa: PLC0415
+
+        console, mixed = Console(stderr=True, highlight=False), sys.stdout.isatty()
+        with Live(
+            console=console, auto_refresh=False, redirect_stdout=mixed, transient=repeats
+        ) as live:
+            yield lambda text: live.update(cell(text), refresh=True)
+    else:
+        last = ""
+
+        def write(text: str) -> None:
+            nonlocal last
+            if repeats or text != last:
+                write_line(text, err=True)
+            last = text
+
+        yield write
 
 
 def cell(text: str, style: str = "") -> Text:
@@ -117,14 +145,70 @@ def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         write_line("  ".join(cells).rstrip())
 
 
-def write_rows(
-    columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], *, none: str = ""
-) -> None:
-    """Write JSON objects as a table. ``columns`` names the field of each column; ``none`` is the text of no value."""
-    cells = ([row[field] for field in columns.values()] for row in rows)
-    write_table(
-        tuple(columns), [[none if one is None else str(one) for one in row] for row in cells]
-    )
+Field = str | Callable[[Any], object]
+"""A field of a JSON object by its path (``first.id``), of another object by its attribute, or a function of either."""
+
+
+def value_of(found: Any, field: Field) -> object:
+    """Return the value of a field; None if a JSON object has none."""
+    if callable(field):
+        return field(found)
+    if not isinstance(found, Mapping):
+        return getattr(found, field)
+    for name in field.split("."):
+        found = (found or {}).get(name)
+    return found
+
+
+def _fields(names: Sequence[str], fields: Mapping[str, Field]) -> dict[str, Field]:
+    return {name: fields.get(name, name.lower().replace(" ", "_")) for name in names}
+
+
+def table(
+    *heads: str,
+    fields: Mapping[str, Field] = MappingProxyType({}),
+    none: str = "",
+    colours: Mapping[str, str] | None = None,
+    wrapped: str = "",
+    is_shown_empty: bool = True,
+) -> Callable[[Iterable[Any]], None]:
+    """Return the layout of objects as a table. A column OLDEST UNREAD shows ``oldest_unread`` unless ``fields`` say else.
+
+    ``none`` is the text of no value; ``colours`` and ``wrapped`` are those of ``write_coloured_table``. Without objects
+    the layout writes the heads of the columns, unless ``is_shown_empty`` is false.
+    """
+    shown = _fields(heads, fields)
+
+    def write(found: Iterable[Any]) -> None:
+        values = ([value_of(each, field) for field in shown.values()] for each in found)
+        rows = [[none if value is None else str(value) for value in row] for row in values]
+        if not (rows or is_shown_empty):
+            return
+        if colours is None:
+            write_table(heads, rows)
+        else:
+            write_coloured_table(heads, rows, colours, wrapped=wrapped)
+
+    return write
+
+
+def properties(
+    *names: str, fields: Mapping[str, Field] = MappingProxyType({})
+) -> Callable[[Any], None]:
+    """Return the layout of an object as names and values, by the rule of ``table``. An empty value is left out."""
+    shown = _fields(names, fields)
+
+    def write(found: Any) -> None:
+        values = {name: value_of(found, field) for name, field in shown.items()}
+        write_properties({name: value for name, value in values.items() if value not in _EMPTY})
+
+    return write
+
+
+def write_spaced(fields: Mapping[str, object]) -> None:
+    """Write names and values, with a space for each ``_`` of a name; a field without a value is left out."""
+    known = {name: value for name, value in fields.items() if value is not None}
+    write_properties({name.replace("_", " "): value for name, value in known.items()})
 
 
 def write_properties(properties: Mapping[str, object]) -> None:

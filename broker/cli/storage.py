@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 from rich.progress import TextColumn
 
-from broker.cli.broker_calls import json_option
+from broker.cli.broker_calls import json_option, write_answer
 from broker.cli.options import topic_argument
-from broker.cli.output import bar, write_json, write_line, write_properties, write_table
+from broker.cli.output import bar, table, write_json, write_line, write_spaced
 from broker.cli.problems import NotNow
 from broker.cli.serve import add_damage_advice, cannot_open, configured_by, repair_advice, resolved
 from broker.config import sources
@@ -25,10 +25,7 @@ from broker.errors import StorageCorrupt, UnavailableError, install_command
 if TYPE_CHECKING:
     from broker.config.sections import Config
     from broker.model import TopicId
-    from broker.storage.hbase.schema import Made
-    from broker.storage.log import Logs
     from broker.storage.report import CheckReport, Tell
-    from broker.storage.shown_log import ShownLog
 
 _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 _directory = click.argument("directory", metavar="[DIR]", default="data", type=_FOLDER)
@@ -69,50 +66,15 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     broker storage verify --hbase-gateways hbase1:9090,hbase2:9090
     broker storage verify --config node1.toml --json
     """
-    config = resolved(file, flags).config
+    from broker.node import stored  # noqa: PLC0415 - Slow to import.
+
+    store = stored.Store.of(resolved(file, flags).config, directory)
     _check_one_store(directory, flags)
-    on_disk = directory is not None or not config.hbase.hbase_gateways
-    read = directory or config.storage.data_dir
-    with _store_errors(read, "verify"), _progress("verifying") as tell:
-        report = asyncio.run(_verified(directory, config, tell))
-    advice = repair_advice(read) if on_disk and not report.is_sound else ""
+    with _store_errors(store.config.storage.data_dir, "verify"), _progress("verifying") as tell:
+        report = asyncio.run(store.verify(tell))
+    is_bad = store.is_directory and not report.is_sound
+    advice = repair_advice(store.config.storage.data_dir) if is_bad else ""
     _show(report, advice, as_json=as_json)
-
-
-async def _verified(directory: Path | None, config: Config, tell: Tell) -> CheckReport:
-    from broker.storage.check import verify as verify_logs  # noqa: PLC0415 - Slow to import.
-
-    window_ms = int(config.topics.idempotency_window_s * 1000)
-    if directory is not None or not config.hbase.hbase_gateways:
-        from broker.storage.leveldb.directory_repair import verify_directory  # noqa: PLC0415
-
-        directory = directory or config.storage.data_dir
-        return await verify_directory(directory, tell, window_ms=window_ms)
-    async with _opened(None, config) as logs:
-        return await verify_logs(logs, tell, window_ms=window_ms)
-
-
-@asynccontextmanager
-async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]:
-    """Yield the logs of a data directory or of a cluster, to read them; a broker may serve them meanwhile."""
-    from broker.clock import SystemClock  # noqa: PLC0415
-    from broker.storage.log import Logs  # noqa: PLC0415
-
-    if directory is not None or not config.hbase.hbase_gateways:
-        from broker.storage.leveldb.directory_repair import opened_copy  # noqa: PLC0415
-
-        async with opened_copy(directory or config.storage.data_dir) as table:
-            yield Logs(table, SystemClock())
-        return
-    try:
-        from broker.storage.hbase.store import open_hbase  # noqa: PLC0415 - Only clusters need it.
-    except ModuleNotFoundError as error:
-        raise _not_installed(error) from error
-    opened = await open_hbase(config.hbase, SystemClock())
-    try:
-        yield Logs(opened, SystemClock())
-    finally:
-        await opened.close()
 
 
 @storage.command()
@@ -180,29 +142,27 @@ def show(
     curl -s localhost:8080/v1/transactions/snapshot | broker storage show audit/logins --snapshot -
     """
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
-    from broker.storage.keys import LogId  # noqa: PLC0415
-    from broker.storage.shown_log import shown  # noqa: PLC0415
+    from broker.node import stored  # noqa: PLC0415 - Slow to import.
+    from broker.storage.shown_log import json_of  # noqa: PLC0415
 
-    config = resolved(file, flags).config
+    store = stored.Store.of(resolved(file, flags).config, directory)
     invalid = [] if snapshot_file is None else storage_text.invalid_pointers(snapshot_file.read())
-
-    async def looked() -> ShownLog:
-        async with _opened(directory, config) as logs:
-            known = generation or 0
-            if number is not None and not known:
-                root = await logs.root(LogId(topic, 0))
-                known = 0 if root is None else root.generation
-            log = LogId(topic, known, number)
-            return await shown(logs.resolver, log, pages_max=pages_max, entries_max=entries_max)
-
     _check_one_store(directory, flags)
-    with _store_errors(directory or config.storage.data_dir, "show"):
-        found = asyncio.run(looked())
+    with _store_errors(store.config.storage.data_dir, "show"):
+        found = asyncio.run(
+            store.show(
+                topic,
+                number=number,
+                generation=generation or 0,
+                pages_max=pages_max,
+                entries_max=entries_max,
+            )
+        )
     if found.root is None and not found.pages:
         what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
         raise click.ClickException(f"the store has no data of {what}")
     if as_json:
-        write_json(storage_text.shown_json(found, invalid))
+        write_json(json_of(found, invalid))
     else:
         storage_text.write_shown(found, invalid)
 
@@ -249,11 +209,7 @@ def sweep(directory: Path, as_json: bool) -> None:
     config = _config(directory)
     with logs.writing(config.logs), _store_errors(directory, "sweep"):
         report = asdict(asyncio.run(node.sweep_store(config)))
-    if as_json:
-        write_json(report)
-    else:
-        known = {name: value for name, value in report.items() if value is not None}
-        write_properties({name.replace("_", " "): value for name, value in known.items()})
+    write_answer(report, write_spaced, as_json=as_json)
     click.get_current_context().exit(1 if report["skipped"] or report["ended_early"] else 0)
 
 
@@ -277,13 +233,13 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
         _init_tables(resolved(file, flags).config, as_json=as_json)
         return
     from broker import logs  # noqa: PLC0415
-    from broker.node import servers  # noqa: PLC0415
+    from broker.node.stored import Store  # noqa: PLC0415
 
     config = _config(directory)
     with logs.writing(config.logs), _store_errors(directory, "make"):
         if directory.exists() and any(directory.iterdir()):
             raise click.ClickException(f"{directory} is not empty")
-        asyncio.run(_init(servers.open_store, config))
+        asyncio.run(Store.of(config, directory).make())
     if as_json:
         write_json({"directory": str(directory)})
 
@@ -291,32 +247,24 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
 def _init_tables(config: Config, *, as_json: bool) -> None:
     if not config.hbase.hbase_gateways:
         raise click.UsageError("Name a folder, or HBase's gateways: --hbase-gateways HOST:PORT")
-    try:
+    with _store_errors(Path(), "make"):
         from broker.storage.hbase.store import init_hbase  # noqa: PLC0415 - Only clusters need it.
-    except ModuleNotFoundError as error:
-        raise _not_installed(error) from error
-    try:
+
         made = asyncio.run(init_hbase(config.hbase))
-    except UnavailableError as error:
-        raise NotNow(error) from error
     problems = [f"{each.name}: {problem}" for each in made for problem in each.problems]
-    if as_json:
-        write_json([each._asdict() for each in made])
-    else:
-        write_table(("WHAT", "NAME", "DONE", "REGIONS"), map(_line, made))
+    write_answer([each._asdict() for each in made], lambda _: _MADE(made), as_json=as_json)
     for line in problems:
         write_line(f"problem: {line}", err=True)
     click.get_current_context().exit(1 if problems else 0)
 
 
-def _line(made: Made) -> Sequence[str]:
-    done = "made" if made.made else "was there"
-    return made.what, made.name, done, str(made.regions or "")
-
-
-async def _init(open_store: Callable[[Config], Any], config: Config) -> None:
-    store = await open_store(config)
-    await store.close()
+_MADE = table(
+    *("WHAT", "NAME", "DONE", "REGIONS"),
+    fields={
+        "DONE": lambda each: "made" if each.made else "was there",
+        "REGIONS": lambda each: each.regions or None,
+    },
+)
 
 
 def _config(directory: Path) -> Config:
@@ -340,6 +288,10 @@ def _store_errors(directory: Path, what: str) -> Iterator[None]:
         raise click.ClickException(cannot_open(error, directory, what)) from error
     except UnavailableError as error:
         raise NotNow(error) from error
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"a cluster needs the package {error.name!r}: {install_command('cluster')}"
+        ) from error
 
 
 @contextmanager
@@ -371,9 +323,3 @@ def _show(report: CheckReport, advice: str, *, as_json: bool) -> None:
         if advice:
             write_line(advice, err=True)
     click.get_current_context().exit(0 if report.is_sound else 1)
-
-
-def _not_installed(error: ModuleNotFoundError) -> click.ClickException:
-    return click.ClickException(
-        f"a cluster needs the package {error.name!r}: {install_command('cluster')}"
-    )

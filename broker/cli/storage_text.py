@@ -1,41 +1,76 @@
-"""The output of ``broker storage``: reports, and logs as they are stored, as text and as JSON."""
+"""The reports of ``broker storage`` and logs as they are stored, as text; the invalid pointers of a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import click
 
-from broker.cli.output import write_line, write_properties, write_table
+from broker.cli.output import Field, properties, table, value_of, write_line, write_spaced
 from broker.errors import BadRequest
 from broker.model import LogKey, timestamp_of
 from broker.moments import time_text
-from broker.storage.columns import LIFE, POINTER, REFERENCE
-from broker.storage.entry import STORED, STUB, Entry
-from broker.storage.head import NO_END, Head
+from broker.storage.entry import Entry
 from broker.storage.report import COUNTED, CheckReport
-from broker.storage.root import Root, RootState
-from broker.storage.shown_log import ShownEntry, ShownLog, ShownPage
-from broker.wire.jsontext import read_long, shown_long
+from broker.storage.root import RootState
+from broker.storage.shown_log import ShownEntry, ShownLog, ShownPage, tx_state
+from broker.wire.jsontext import read_long
 from broker.wire.transaction import decode_snapshot, decode_transaction
 
-_PAGE_COLUMNS: Final = (
-    *("PAGE", "STATE", "EPOCH", "OWNER", "POINTER", "TOTAL", "BYTES", "ENTRIES", "MARKED"),
-    "PREV",
+
+def _of(part: str, field: Field, wrong: str = "") -> Field:
+    """Return a field of a page's head or of an entry; if it does not decode, ``wrong`` with the reason."""
+
+    def found(shown: ShownPage | ShownEntry) -> object:
+        value = getattr(shown, part)
+        return wrong and f"{wrong}: {value}" if isinstance(value, str) else value_of(value, field)
+
+    return found
+
+
+def _hex(name: str) -> Field:
+    return lambda found: getattr(found, name).hex()
+
+
+_PAGES = table(
+    *("PAGE", "STATE", "EPOCH", "OWNER", "POINTER", "TOTAL", "BYTES", "ENTRIES", "MARKED", "PREV"),
+    fields={
+        "PAGE": _hex("key"),
+        "STATE": _of("head", lambda head: head.state.name.lower(), "wrong"),
+        "EPOCH": _of("head", "epoch"),
+        "OWNER": _of("head", lambda head: head.owner or "none"),
+        "POINTER": _of("head", _hex("pointer")),
+        "TOTAL": _of("head", "total"),
+        "BYTES": _of("head", "bytes"),
+        "ENTRIES": _of("head", "cells"),
+        "MARKED": _of("head", _hex("marked")),
+        "PREV": _of("head", _hex("prev")),
+    },
 )
-_ENTRY_COLUMNS: Final = ("FIRST", "LAST", "PUBLISHED", "COUNT", "EPOCH", "BYTES", "KIND")
-_FLAGS: Final = (
-    *((POINTER, "pointer"), (LIFE, "lifetime"), (REFERENCE, "reference")),
-    *((STORED, "stored"), (STUB, "stub")),
-)
+
+
+def _entries(invalid: Collection[int]) -> Callable[[Iterable[ShownEntry]], None]:
+    return table(
+        *("FIRST", "LAST", "PUBLISHED", "COUNT", "EPOCH", "BYTES", "KIND"),
+        fields={
+            "FIRST": lambda each: (
+                each.column if isinstance(each.entry, str) else each.entry.first
+            ).hex(),
+            "LAST": _of("entry", _hex("last"), "wrong"),
+            "PUBLISHED": _of("entry", lambda entry: time_text(timestamp_of(entry.first))),
+            "COUNT": _of("entry", "count"),
+            "EPOCH": _of("entry", "epoch"),
+            "BYTES": _of("entry", lambda entry: len(entry.items)),
+            "KIND": _of("entry", lambda entry: _kind(entry, invalid)),
+        },
+    )
 
 
 def write_report(report: CheckReport) -> None:
     """Write the counts of a check, and its problems, one on each line."""
     counted = [name for name in COUNTED if name != "wrong"]
-    write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
+    write_spaced({name: getattr(report, name) for name in counted})
     for line in report.lost:
         write_line(f"lost: {line}")
     for line in report.problems:
@@ -61,82 +96,24 @@ def invalid_pointers(text: bytes) -> Collection[int]:
         ) from error
 
 
-def tx_state(entry: Entry, invalid: Collection[int] = ()) -> str:
-    """Return the state of an entry's transaction by the store, or ``invalid`` if it is in ``invalid``.
-
-    The clean-up of invalid transactions inverts the entry's pointer; such an entry is rolled back.
-    """
-    if entry.pointer is None:
-        return "none"
-    if any(first <= entry.first and entry.last <= last for first, last in entry.rolled):
-        return "rolled_back"
-    if entry.pointer in invalid:
-        return "invalid"
-    return "partly_rolled_back" if entry.rolled else "published"
+def _if_ended(name: str) -> Field:
+    ended = {RootState.SEALED, RootState.PUBLISHED, RootState.DROPPED}
+    return lambda root: _id(getattr(root, name)) if root.state in ended else None
 
 
-def shown_json(shown: ShownLog, invalid: Collection[int] = ()) -> dict[str, Any]:
-    """Return a log as JSON, with ids and tokens in hex."""
-    return {
-        "topic": str(shown.log.topic),
-        "generation": shown.log.generation,
-        "payload_log": shown_long(shown.log.number),
-        "root": None if shown.root is None else _root_json(shown.root),
-        "pages": [{"page": page.key.hex(), **_fields(page.head)} for page in shown.pages],
-        "entries": [_entry_json(each, invalid) for each in shown.entries],
-    }
-
-
-def _root_json(root: Root) -> dict[str, Any]:
-    return {name: _json(value) for name, value in root._asdict().items()} | {
-        "state": root.state.name.lower()
-    }
-
-
-def _fields(head: Head | str) -> dict[str, Any]:
-    if isinstance(head, str):
-        return {"wrong": head}
-    fields = {name: _json(value) for name, value in head._asdict().items()}
-    end_ms = None if head.first_end_ms == NO_END else head.first_end_ms
-    return fields | {"state": head.state.name.lower(), "first_end_ms": end_ms}
-
-
-def _json(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _entry_json(shown: ShownEntry, invalid: Collection[int]) -> dict[str, Any]:
-    known = {"page": shown.page.hex(), "column": shown.column.hex()}
-    entry = shown.entry
-    if isinstance(entry, str):
-        return {**known, "wrong": entry}
-    return {
-        **known,
-        "first": entry.first.hex(),
-        "last": entry.last.hex(),
-        "count": entry.count,
-        "epoch": entry.epoch,
-        "flags": _flags(entry),
-        "bytes": len(entry.items),
-        "pointer": shown_long(entry.pointer),
-        "tx_state": tx_state(entry, invalid),
-        "lifetime_ms": entry.lifetime_ms,
-        "payload_log": shown_long(entry.number),
-        "rolled_back": [[first.hex(), last.hex()] for first, last in entry.rolled],
-        "marks": [
-            {
-                "kind": mark.kind,
-                "key": mark.key.hex(),
-                "first": mark.first.hex(),
-                "last": mark.last.hex(),
-            }
-            for mark in entry.marks
-        ],
-    }
-
-
-def _flags(entry: Entry) -> list[str]:
-    return [name for flag, name in _FLAGS if entry.flags & flag]
+_ROOT = properties(
+    *("state", "generation", "epoch", "page", "floor", "gone below", "sealed at", "reference"),
+    "dropped",
+    fields={
+        "state": lambda root: root.state.name.lower(),
+        "page": _hex("page"),
+        "floor": _hex("floor"),
+        "gone below": _hex("gone"),
+        "sealed at": _if_ended("at"),
+        "reference": _if_ended("reference"),
+        "dropped": lambda root: time_text(root.dropped_ms) if root.dropped_ms else None,
+    },
+)
 
 
 def write_shown(shown: ShownLog, invalid: Collection[int] = ()) -> None:
@@ -144,57 +121,17 @@ def write_shown(shown: ShownLog, invalid: Collection[int] = ()) -> None:
     if shown.root is None:
         write_line("this log has no root: no message was ever stored in it")
     else:
-        write_properties(dict(_root_lines(shown.root)))
+        _ROOT(shown.root)
     if shown.pages:
         write_line()
-        write_table(_PAGE_COLUMNS, map(_page_cells, shown.pages))
+        _PAGES(shown.pages)
     if shown.entries:
         write_line()
-        write_table(_ENTRY_COLUMNS, [_entry_cells(each, invalid) for each in shown.entries])
-
-
-def _root_lines(root: Root) -> Iterator[tuple[str, object]]:
-    yield "state", root.state.name.lower()
-    yield "generation", root.generation
-    yield "epoch", root.epoch
-    yield "page", root.page.hex()
-    yield "floor", root.floor.hex()
-    yield "gone below", root.gone.hex()
-    if root.state in {RootState.SEALED, RootState.PUBLISHED, RootState.DROPPED}:
-        yield "sealed at", _id(root.at)
-        yield "reference", _id(root.reference)
-    if root.dropped_ms:
-        yield "dropped", time_text(root.dropped_ms)
+        _entries(invalid)(shown.entries)
 
 
 def _id(key: LogKey) -> str:
     return key.hex() if any(key) else "none"
-
-
-def _page_cells(page: ShownPage) -> Sequence[str]:
-    head = page.head
-    if isinstance(head, str):
-        return (page.key.hex(), f"wrong: {head}", *[""] * (len(_PAGE_COLUMNS) - 2))
-    numbers = (head.total, head.bytes, head.cells)
-    return (
-        page.key.hex(),
-        head.state.name.lower(),
-        str(head.epoch),
-        head.owner or "none",
-        head.pointer.hex(),
-        *map(str, numbers),
-        head.marked.hex(),
-        head.prev.hex(),
-    )
-
-
-def _entry_cells(shown: ShownEntry, invalid: Collection[int]) -> Sequence[str]:
-    entry = shown.entry
-    if isinstance(entry, str):
-        return (shown.column.hex(), f"wrong: {entry}", *[""] * (len(_ENTRY_COLUMNS) - 2))
-    time = time_text(timestamp_of(entry.first))
-    numbers = (entry.count, entry.epoch, len(entry.items))
-    return entry.first.hex(), entry.last.hex(), time, *map(str, numbers), _kind(entry, invalid)
 
 
 def _kind(entry: Entry, invalid: Collection[int]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from broker.cli.broker_calls import BrokerCall, to_broker
+from broker.cli.cluster import STATE_COLOURS
 from broker.cli.options import SpanType, most_option
 from broker.cli.output import cell, size_text
 from broker.client import Client, admin
@@ -238,8 +239,6 @@ def _node(row: dict[str, Any]) -> NodeRow:
 
 # --- The screen ------------------------------------------------------------------------------------
 
-_COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow", "silent": "red"}
-
 
 def tables(snapshot: ClusterSnapshot, problem: str | None = None) -> Group:
     """Return the nodes above the topics; ``problem`` says why the snapshot could not be renewed."""
@@ -250,7 +249,7 @@ def tables(snapshot: ClusterSnapshot, problem: str | None = None) -> Group:
     for name in ("NODE", "URL", "STATE", "TOPICS", "UP", ""):
         nodes.add_column(name, no_wrap=bool(name))
     for row in snapshot.nodes:
-        nodes.add_row(*(cell(text, _COLOURS.get(text, "")) for text in node_cells(row)))
+        nodes.add_row(*(cell(text, STATE_COLOURS.get(text, "")) for text in node_cells(row)))
     topics = Table(box=None, pad_edge=False, header_style="bold")
     topics.add_column("TOPIC", no_wrap=True)
     for name in ("PUBLISHED/s", "POLLED/s", "MESSAGES", "BYTES"):

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from broker.cli import completion
-from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
+from broker.cli.broker_calls import Json, asks
 from broker.cli.contexts import given
 from broker.cli.options import name_and_value, place_now, told, topic_argument, ttl_option
 from broker.cli.output import write_line, write_properties
@@ -102,19 +102,18 @@ def _wanted(properties: Sequence[str], ttl_s: int | None, *, any_property: bool)
 @topic_argument
 @_with_properties
 @click.option("--keep", is_flag=True, help="If the topic exists, keep it as it is.")
-@to_broker
-def create(call: BrokerCall, topic: TopicId, keep: bool, **given_properties: Any) -> None:
+@asks()
+def create(
+    client: SyncClient, topic: TopicId, keep: bool, **given_properties: Any
+) -> Callable[[], Json]:
     """Create a topic, with properties if you give some.
 
     \b
     broker topics create audit/logins
     broker topics create jobs/states --ttl 1h transactions=required
     """
-    wanted = _wanted(**given_properties)
-    with call.client() as client:
-        client.create_topic(topic, wanted, if_exists="keep" if keep else "raise")
-        if call.as_json:
-            call.write(_json(client.topic(topic)))
+    client.create_topic(topic, _wanted(**given_properties), if_exists="keep" if keep else "raise")
+    return lambda: _json(client.topic(topic))
 
 
 @topics.command(name="list")
@@ -152,8 +151,10 @@ def show(client: SyncClient, topic: TopicId) -> dict[str, object]:
 @topic_argument
 @_with_properties
 @click.option("--replace", is_flag=True, help="Reset all other properties to their defaults.")
-@to_broker
-def set_(call: BrokerCall, topic: TopicId, replace: bool, **given_properties: Any) -> None:
+@asks()
+def set_(
+    client: SyncClient, topic: TopicId, replace: bool, **given_properties: Any
+) -> Callable[[], Json]:
     """Change properties of a topic; the other properties stay as they are.
 
     The command reads all properties and writes all of them back. So it may overwrite a change that another
@@ -166,13 +167,11 @@ def set_(call: BrokerCall, topic: TopicId, replace: bool, **given_properties: An
     changed = _wanted(**given_properties)
     if not changed and not replace:
         raise click.UsageError(f"Name a property to change: --ttl, or {PROPERTY}")
-    with call.client() as client:
-        kept = {} if replace else dict(client.topic(topic).properties)
-        for name in (GENERATION, PURGED):  # Only the broker sets these.
-            kept.pop(name, None)
-        client.set_topic(topic, {**kept, **changed})
-        if call.as_json:
-            call.write(_json(client.topic(topic)))
+    kept = {} if replace else dict(client.topic(topic).properties)
+    for name in (GENERATION, PURGED):  # Only the broker sets these.
+        kept.pop(name, None)
+    client.set_topic(topic, {**kept, **changed})
+    return lambda: _json(client.topic(topic))
 
 
 @topics.command()
@@ -251,6 +250,16 @@ def moment_of(text: str) -> Moment:
     return place
 
 
+def _purge_question(topic: TopicId, before: Moment) -> str:
+    name = "/".join(topic)
+    which = (
+        f"all messages of {name}"
+        if before == "now"
+        else f"the messages of {name} published before {time_text(before)}"
+    )
+    return f"Remove {which}? This can't be undone."
+
+
 @click.command()
 @topic_argument
 @click.option(
@@ -260,9 +269,8 @@ def moment_of(text: str) -> Moment:
     required=True,
     help="Remove messages published before: an age (30d), a time, or now for all messages.",
 )
-@yes_option
-@to_broker
-def purge(call: BrokerCall, topic: TopicId, before: Moment, yes: bool) -> None:
+@asks("{topic} now begins at {purged_before}", question=_purge_question)
+def purge(client: SyncClient, topic: TopicId, before: Moment) -> Json:
     """Remove, for ever, a topic's messages that were published before a moment.
 
     After the answer no node shows them. The broker's sweeper frees their space on the disk later, a page
@@ -273,14 +281,9 @@ def purge(call: BrokerCall, topic: TopicId, before: Moment, yes: bool) -> None:
     broker purge audit/logins --before 2026-01-31T12:00:00Z --yes
     broker purge audit/logins --before now
     """
-    name = "/".join(topic)
-    which = (
-        f"all messages of {name}"
-        if before == "now"
-        else f"the messages of {name} published before {time_text(before)}"
-    )
-    confirm(f"Remove {which}? This can't be undone.", yes=yes, as_json=call.as_json)
-    with call.client() as client:
-        purged_ms = client.purge(topic, before)
-    answer = {"topic": name, "purged_before": time_text(purged_ms), "purged_ms": purged_ms}
-    call.write(answer, f"{name} now begins at {answer['purged_before']}")
+    purged_ms = client.purge(topic, before)
+    return {
+        "topic": "/".join(topic),
+        "purged_before": time_text(purged_ms),
+        "purged_ms": purged_ms,
+    }

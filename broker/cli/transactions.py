@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
 from broker.cli.options import most_option, place_option, topic_argument
-from broker.cli.output import write_coloured_table, write_line, write_properties
+from broker.cli.output import properties, table, write_line
 from broker.client import SyncClient
 from broker.model import TopicId
 from broker.moments import time_text
@@ -36,29 +36,31 @@ def tx() -> None:
     """
 
 
-def _write_list(found: Json) -> None:
-    rows = [
-        (
-            str(each["id"]),
-            each["type"],
-            time_text(each["started_ms"]),
-            time_text(each["expires_ms"]),
-            each["name"] or each["client"] or "",
-            str(len(each["checkpoints"]) or ""),
-        )
-        for each in found["in_progress"]
-    ]
-    if rows:
-        names = ("TRANSACTION", "TYPE", "STARTED", "EXPIRES", "CLIENT", "CHECKPOINTS")
-        write_coloured_table(names, rows, _COLOURS)
-    more = found["in_progress_count"] - len(rows)
+def _time(name: str) -> Callable[[Json], str | None]:
+    return lambda found: None if found.get(name) is None else time_text(found[name])
+
+
+_TIMES: Final = {"started": _time("started_ms"), "expires": _time("expires_ms")}
+_LIST = table(
+    *("TRANSACTION", "TYPE", "STARTED", "EXPIRES", "CLIENT", "CHECKPOINTS"),
+    fields={
+        "TRANSACTION": "id",
+        "STARTED": _TIMES["started"],
+        "EXPIRES": _TIMES["expires"],
+        "CLIENT": lambda each: each["name"] or each["client"],
+        "CHECKPOINTS": lambda each: len(each["checkpoints"]) or None,
+    },
+    colours=_COLOURS,
+    is_shown_empty=False,
+)
+
+
+def _write_list(found: Json) -> str:
+    _LIST(found["in_progress"])
+    more = found["in_progress_count"] - len(found["in_progress"])
     if more > 0:
         write_line(f"and {more} more: broker tx list --limit {found['in_progress_count']}")
-    write_line(
-        f"{found['in_progress_count']} in progress, {found['committing']} of them committing; "
-        f"{found['invalid']} invalid",
-        err=True,
-    )
+    return "{in_progress_count} in progress, {committing} of them committing; {invalid} invalid"
 
 
 @tx.command("list")
@@ -74,24 +76,31 @@ def list_(client: SyncClient, limit: int) -> Json:
     return client.transactions.list(limit=limit)
 
 
-def _write_transaction(found: Json) -> None:
-    out: dict[str, object] = {"transaction": found["id"], "state": found["state"].replace("_", " ")}
-    for name in ("type", "client", "name"):
-        if found.get(name):
-            out[name] = found[name]
-    for name in ("started", "expires"):
-        if found.get(f"{name}_ms") is not None:
-            out[name] = time_text(found[f"{name}_ms"])
-    if found.get("checkpoints"):
-        out["checkpoints"] = ", ".join(map(str, found["checkpoints"]))
-    if found.get("changes"):
-        out["changes"] = found["changes"]
-    write_properties(out)
+_TRANSACTION = properties(
+    *(
+        "transaction",
+        "state",
+        "type",
+        "client",
+        "name",
+        "started",
+        "expires",
+        "checkpoints",
+        "changes",
+    ),
+    fields={
+        **_TIMES,
+        "transaction": "id",
+        "state": lambda found: found["state"].replace("_", " "),
+        "checkpoints": lambda found: ", ".join(map(str, found.get("checkpoints") or ())),
+        "changes": lambda found: found.get("changes") or None,
+    },
+)
 
 
 @tx.command()
 @_transaction
-@asks(_write_transaction)
+@asks(_TRANSACTION)
 def show(client: SyncClient, transaction: int) -> Json:
     """Show one transaction by its id: its state, its start and the time when it expires.
 
@@ -120,19 +129,16 @@ def abort(client: SyncClient, transaction: int) -> Json:
     return {"transaction": str(transaction), "aborted": True}
 
 
-def _write_invalidated(told: Json) -> None:
-    transaction = told["transaction"]
+def _invalidated(told: Json) -> str:
     if told["invalidated"]:
-        write_line(f"transaction {transaction} is now invalid", err=True)
-    else:
-        advice = f"see: broker tx show {transaction}"
-        write_line(f"transaction {transaction} was not in progress; {advice}", err=True)
+        return "transaction {transaction} is now invalid"
+    return "transaction {transaction} was not in progress; see: broker tx show {transaction}"
 
 
 @tx.command()
 @_transaction
 @asks(
-    _write_invalidated,
+    _invalidated,
     question="Make transaction {transaction} invalid? Its client can then no longer commit it.",
 )
 def invalidate(client: SyncClient, transaction: int) -> Json:
@@ -148,35 +154,31 @@ def invalidate(client: SyncClient, transaction: int) -> Json:
     return {"transaction": str(transaction), "invalidated": done}
 
 
-def _write_blockers(found: Json, topic: TopicId) -> None:
-    blockers = found["blockers"]
-    if not blockers:
-        write_line(f"no transaction holds consumers of {'/'.join(topic)} back", err=True)
-        return
-    write_coloured_table(
-        ("TRANSACTION", "STATE", "FIRST MESSAGE", "SINCE", "OWN", "WAITING", "EXPIRES", "CLIENT"),
-        map(_blocker, blockers),
-        _COLOURS,
-    )
-    for each in blockers:
+_BLOCKERS = table(
+    *("TRANSACTION", "STATE", "FIRST MESSAGE", "SINCE", "OWN", "WAITING", "EXPIRES", "CLIENT"),
+    fields={
+        "FIRST MESSAGE": "first.id",
+        "SINCE": lambda each: (
+            f"{each['first']['time']} ({timedelta(seconds=int(each['since_s']))} ago)"
+        ),
+        "OWN": "messages",
+        "EXPIRES": "expires_at",
+    },
+    colours=_COLOURS,
+)
+
+
+def _write_blockers(found: Json) -> str | None:
+    if not found["blockers"]:
+        return "no transaction holds consumers of {topic} back"
+    _BLOCKERS(found["blockers"])
+    for each in found["blockers"]:
         write_line(f"{each['write_pointer']}: {each['advice']}", err=True)
     if not found["complete"]:
         write_line("there may be more after these: see --limit and --from", err=True)
     if found["service_problem"]:
-        write_line(f"the transaction service does not answer: {found['service_problem']}", err=True)
-
-
-def _blocker(each: Json) -> Sequence[str]:
-    return (
-        str(each["transaction"]),
-        each["state"] or "",
-        each["first"]["id"],
-        f"{each['first']['time']} ({timedelta(seconds=int(each['since_s']))} ago)",
-        str(each["messages"]),
-        str(each["waiting"]),
-        each["expires_at"] or "",
-        each["client"] or "",
-    )
+        return "the transaction service does not answer: {service_problem}"
+    return None
 
 
 @tx.command()
@@ -189,8 +191,8 @@ def _blocker(each: Json) -> Sequence[str]:
 )
 @place_option("--from", "start", help_text="The consumer's place.  [default: the oldest message]")
 @most_option(10, 100, "Show at most so many transactions.")
-@to_broker
-def blockers(call: BrokerCall, topic: TopicId, **asked: Any) -> None:
+@asks(_write_blockers)
+def blockers(client: SyncClient, topic: TopicId, **asked: Any) -> Json:
     """Show the transactions that hold a topic's consumers back, in the order of the topic.
 
     \b
@@ -198,31 +200,31 @@ def blockers(call: BrokerCall, topic: TopicId, **asked: Any) -> None:
     broker tx blockers audit/logins --transaction 1764000000000000000
     broker tx blockers audit/logins --from 1h --json
     """
-    with call.client() as client:
-        found = client.blockers(topic, **asked)
-    call.write(found, lambda found: _write_blockers(found, topic))
+    return client.blockers(topic, **asked)
 
 
-def _write_plan(plan: Json) -> None:
-    lines: dict[str, object] = {"invalid": plan["invalid"]}
-    if "removed" in plan:
-        lines["forgotten"] = plan["removed"]
-    else:
-        lines["can be forgotten"] = plan["prunable"]
-    if plan["prunable"]:
-        lines["from"], lines["through"] = plan["oldest_prunable"], plan["newest_prunable"]
-    if plan["oldest_left"] is not None:
-        lines["oldest that stays"] = plan["oldest_left"]
-    unpassed = plan["unpassed"]
-    if unpassed is not None:
-        lines["topic"] = f"{unpassed['namespace']}/{unpassed['topic']}"
-        lines["generation"] = unpassed["generation"]
-        lines["page"] = unpassed["page"]
-    write_properties(lines)
+_PLAN = properties(
+    *("invalid", "forgotten", "can be forgotten", "from", "through", "oldest that stays"),
+    *("topic", "generation", "page"),
+    fields={
+        "forgotten": "removed",
+        "can be forgotten": lambda plan: None if "removed" in plan else plan["prunable"],
+        "from": lambda plan: plan["oldest_prunable"] if plan["prunable"] else None,
+        "through": lambda plan: plan["newest_prunable"] if plan["prunable"] else None,
+        "oldest that stays": "oldest_left",
+        "topic": lambda plan: plan["unpassed"] and "{namespace}/{topic}".format(**plan["unpassed"]),
+        "generation": "unpassed.generation",
+        "page": "unpassed.page",
+    },
+)
+
+
+def _write_plan(plan: Json) -> str | None:
+    _PLAN(plan)
     if plan["reason"]:
         write_line(plan["reason"], err=True)
-    if plan["prunable"] and "removed" not in plan:
-        write_line("Prune them with: broker tx prune --yes", err=True)
+    can_prune = plan["prunable"] and "removed" not in plan
+    return "Prune them with: broker tx prune --yes" if can_prune else None
 
 
 @tx.command()

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from broker.cli.output import write_json, write_line, write_properties, write_table
+from broker.cli.broker_calls import write_answer
+from broker.cli.output import table, write_json, write_line, write_spaced
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog, run
 from broker.moments import time_text
 from broker.transfer.jsonlines import bytes_json
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog
+
+
+_LIST = table(
+    *("ID", "TABLE", "FAMILY", "LOG BYTE", "SUBSCRIPTIONS"),
+    fields={"SUBSCRIPTIONS": lambda setup: " ".join(each.id for each in setup.current)},
+)
 
 
 @rowlog.command("list")
@@ -33,24 +40,13 @@ def list_(at: At, as_json: bool) -> None:
             from broker.rowlog.directory import all_setups  # noqa: PLC0415
 
             found, problems = await all_setups(rows)
-        if as_json:
-            write_json([setup_json(each) for each in found])
-        else:
-            lines = [
-                (each.id, each.table, each.family, str(each.log_byte), _names(each))
-                for each in found
-            ]
-            write_table(("ID", "TABLE", "FAMILY", "LOG BYTE", "SUBSCRIPTIONS"), lines)
+        write_answer(list(map(setup_json, found)), lambda _: _LIST(found), as_json=as_json)
         for problem in problems:
             write_line(f"problem: {problem}", err=True)
         if problems:
             raise click.exceptions.Exit(1)
 
     run(work())
-
-
-def _names(setup: Any) -> str:
-    return " ".join(each.id for each in setup.current)
 
 
 def setup_json(setup: Any) -> dict[str, Any]:
@@ -88,30 +84,21 @@ async def show(log: RowLog, row: str | None, as_json: bool) -> None:
     if as_json:
         write_json({**setup_json(setup), "depths": depths})
         return
-    write_properties(
-        {
-            "table": setup.table,
-            "family": setup.family,
-            "log byte": str(setup.log_byte),
-            "shards": str(len(setup.shards)),
-            **{key.replace("_", " "): str(value) for key, value in asdict(setup.settings).items()},
-        }
-    )
+    shards = {"shards": len(setup.shards)}
+    known = {name: getattr(setup, name) for name in ("table", "family", "log_byte")}
+    write_spaced({**known, **shards, **asdict(setup.settings)})
     write_line()
-    write_table(
-        ("SUBSCRIPTION", "ORDER", "OPEN", "OLDEST S", "DEAD", ""),
-        [
-            (
-                each.id,
-                str(each.order),
-                str(depth["open"]),
-                str(depth["oldest_s"]),
-                str(depth["dead"]),
-                "paused" if each.paused else "",
-            )
-            for each, depth in zip(setup.current, depths, strict=True)
-        ],
-    )
+    paused = [
+        {**depth, "order": each.order, "": "paused" if each.paused else None}
+        for each, depth in zip(setup.current, depths, strict=True)
+    ]
+    table("SUBSCRIPTION", "ORDER", "OPEN", "OLDEST S", "DEAD", "")(paused)
+
+
+_ROW = table(
+    *("SEQ", "TIME", "SUBSCRIPTION", "STANDING", "TRIES", "REASON"),
+    fields={"STANDING": lambda part: part["standing"] + (" in work" if part["in_work"] else "")},
+)
 
 
 async def _show_row(log: RowLog, row: str, as_json: bool) -> None:
@@ -138,19 +125,11 @@ async def _show_row(log: RowLog, row: str, as_json: bool) -> None:
     if as_json:
         write_json(messages)
         return
-    lines = [
-        (
-            str(message["seq"]),
-            str(message["time"]),
-            name,
-            part["standing"] + (" in work" if part["in_work"] else ""),
-            str(part["tries"]),
-            part["reason"],
-        )
+    _ROW(
+        {"seq": message["seq"], "time": message["time"], "subscription": name, **part}
         for message in messages
         for name, part in cast("dict[str, Any]", message["subscriptions"]).items()
-    ]
-    write_table(("SEQ", "TIME", "SUBSCRIPTION", "STANDING", "TRIES", "REASON"), lines)
+    )
 
 
 @rowlog.command()
@@ -170,14 +149,19 @@ async def verify(log: RowLog, mend: bool, as_json: bool) -> None:
     broker rowlog verify mq --mend
     """
     report = await log.verify(mend=mend)
-    if as_json:
-        write_json(report.as_dict())
-    else:
-        write_properties(
-            {key.replace("_", " "): str(value) for key, value in report.as_dict().items()}
-        )
+    write_answer(report.as_dict(), write_spaced, as_json=as_json)
     if not report.is_sound and not mend:
         raise click.exceptions.Exit(1)
+
+
+_SUBSCRIPTIONS = table(
+    *("SUBSCRIPTION", "ORDER", "MAX TRIES", "PARALLEL", ""),
+    fields={
+        "SUBSCRIPTION": "id",
+        "MAX TRIES": lambda each: each.max_tries or "for ever",
+        "": lambda each: "paused" if each.paused else None,
+    },
+)
 
 
 def _change(
@@ -311,17 +295,5 @@ async def subscriptions(
             await log.pause(each, paused=paused)
 
     setup = await log.meta.fresh()
-    if as_json:
-        write_json(setup_json(setup)["subscriptions"])
-        return
-    lines = [
-        (
-            each.id,
-            str(each.order),
-            str(each.max_tries or "for ever"),
-            str(each.parallel),
-            "paused" if each.paused else "",
-        )
-        for each in setup.current
-    ]
-    write_table(("SUBSCRIPTION", "ORDER", "MAX TRIES", "PARALLEL", ""), lines)
+    answer = setup_json(setup)["subscriptions"]
+    write_answer(answer, lambda _: _SUBSCRIPTIONS(setup.current), as_json=as_json)

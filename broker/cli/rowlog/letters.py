@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.output import write_json, write_line, write_table
+from broker.cli.broker_calls import write_answer
+from broker.cli.output import table, write_json, write_line
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog
 from broker.errors import BadRequest, NotFound
 from broker.moments import time_text
@@ -46,43 +47,38 @@ async def dead(
                 _report("dropped", letter, as_json)
         return
     letters = await log.dead(subscription)
-    _write_letters(letters, as_json)
+    write_answer(list(map(_letter_json, letters)), lambda _: _LETTERS(letters), as_json=as_json)
     if letters and await log.dead(subscription, 1, letters[-1]):
         write_line(f"These are the oldest {len(letters)}. There are more.", err=True)
 
 
-def _write_letters(letters: Sequence[DeadLetter], as_json: bool) -> None:
-    if as_json:
-        write_json(
-            [
-                {
-                    "row": bytes_json(each.message.row),
-                    "seq": each.message.seq,
-                    "time": time_text(each.message.timestamp),
-                    "tries": each.tries,
-                    "reason": each.reason,
-                    "held": each.held,
-                    "data": bytes_json(each.message.data),
-                    "payload": bytes_json(each.message.payload),
-                }
-                for each in letters
-            ]
-        )
-        return
-    lines = [
-        (
-            _place(each),
-            time_text(each.message.timestamp),
-            str(each.tries),
-            "held: dead in an earlier subscription" if each.held else each.reason,
-        )
-        for each in letters
-    ]
-    write_table(("ROW:SEQ", "TIME", "TRIES", "REASON"), lines)
+def _letter_json(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "row": bytes_json(letter.message.row),
+        "seq": letter.message.seq,
+        "time": time_text(letter.message.timestamp),
+        "tries": letter.tries,
+        "reason": letter.reason,
+        "held": letter.held,
+        "data": bytes_json(letter.message.data),
+        "payload": bytes_json(letter.message.payload),
+    }
 
 
 def _place(letter: DeadLetter) -> str:
     return f"{letter.message.row.decode(errors='backslashreplace')}:{letter.message.seq}"
+
+
+_LETTERS = table(
+    *("ROW:SEQ", "TIME", "TRIES", "REASON"),
+    fields={
+        "ROW:SEQ": _place,
+        "TIME": lambda each: time_text(each.message.timestamp),
+        "REASON": lambda each: (
+            "held: dead in an earlier subscription" if each.held else each.reason
+        ),
+    },
+)
 
 
 async def _all(log: RowLog, subscription: str) -> AsyncIterator[DeadLetter]:

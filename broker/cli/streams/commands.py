@@ -14,7 +14,7 @@ import click
 
 from broker.cli.broker_calls import BrokerCall, json_option, teller, to_broker
 from broker.cli.options import SpanType, most_option, name_and_value, usage
-from broker.cli.output import write_json, write_line, write_lines, write_table
+from broker.cli.output import live_line, write_json, write_line, write_lines, write_table
 from broker.cli.problems import NotNow
 from broker.cli.streams import status_text
 from broker.clock import SystemClock
@@ -131,7 +131,13 @@ def run_job(
     wanted = job_run.JobOptions(
         checkpoint=checkpoint, options=given, deadline_s=call.deadline_s, **job
     )
-    with status_text.status_output(as_json=call.as_json) as report:
+    with live_line(silent=call.as_json) as show:
+
+        def report(told: dict[str, Any]) -> None:
+            if call.as_json:
+                write_json(told)
+            show(status_text.line(told))
+
         job_run.run(wanted, _files(checkpoint, control), report, teller(given["url"]))
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.cli.output import cell, size_text, write_json, write_line
+from broker.cli.output import size_text
 
 if TYPE_CHECKING:
     from broker.streams.state_view import StateEntry
@@ -105,32 +103,3 @@ def _fields(kept: Any) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-@contextmanager
-def status_output(*, as_json: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that shows a status.
-
-    It writes JSON lines if ``as_json``. Else it rewrites one line at a terminal, and elsewhere writes a line for
-    each change.
-    """
-    if as_json:
-        yield write_json
-    elif sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415 - Slow to import, and only terminals need it.
-        from rich.live import Live  # noqa: PLC0415
-
-        console = Console(stderr=True, highlight=False)
-        with Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()) as live:
-            yield lambda status: live.update(cell(line(status)), refresh=True)
-    else:
-        before = ""
-
-        def write_changed(status: dict[str, Any]) -> None:
-            nonlocal before
-            new = line(status)
-            if new != before:
-                before = new
-                write_line(new, err=True)
-
-        yield write_changed

@@ -12,7 +12,7 @@ import pytest
 
 from broker.cli import app, leadership
 from broker.cli.cluster import storage_text
-from broker.cli.leadership import ProgressLine
+from broker.cli.output import live_line
 from broker.client import outcomes
 from broker.client.client_request import ClientRequest, Reply
 from broker.clock import SystemClock
@@ -338,15 +338,20 @@ def test_progress_on_a_terminal_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    progress = ProgressLine(silent=False)
-    for text in ("ten left", "ten left", "one"):
-        progress(text)
-    progress.end()
-    assert capsys.readouterr().err == "\rten left\rone     \n"
+    with live_line() as show:
+        for text in ("ten left", "ten left", "one"):
+            show(text)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_silent_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = ProgressLine(silent=True)
-    progress("half")
-    progress.end()
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [({}, "half\n"), ({"repeats": True}, "half\nhalf\n"), ({"silent": True}, "")],
+)
+def test_progress_elsewhere_is_a_line_for_each_change(
+    options: dict[str, bool], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live_line(**options) as show:
+        show("half")
+        show("half")
+    assert capsys.readouterr().err == shown
