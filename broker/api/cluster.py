@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -22,7 +22,7 @@ from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.placement import Placement, read_placement
 from broker.coordination.ports import Coordinator, Membership, NodeInfo
 from broker.errors import BadRequest, BrokerError, Unavailable
-from broker.http.answer import NoAnswer, NotSent, json_of
+from broker.http.answer import NoAnswer, NotSent
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId, check_namespace, check_topic
@@ -49,8 +49,8 @@ CLOCKS_MAX: Final = 8
 """The most nodes that are asked for their time."""
 CLOCK_S_MAX: Final = 1.0
 
-Ask = Callable[[str, float], Awaitable[bytes]]
-"""Returns the view of the node at a URL, within so many seconds. Raises BrokerError, OSError, TimeoutError."""
+Ask = Callable[[str, str, float], Awaitable[bytes]]
+"""GETs a path from the node at a URL, within so many seconds. Raises BrokerError, OSError, TimeoutError."""
 
 
 class _Get(NamedTuple):
@@ -133,14 +133,13 @@ class ClusterViewHandlers:
         view, wanted = self._view, _wanted_topics(request)
         nodes = [info for _, info in sorted(view.nodes.items())]
         patience_s = _patience_s(view, request)
-        asking = asyncio.gather(
-            *(
-                _own_report(view, wanted)
-                if info.instance == view.me.instance
-                else _ask_report(view, info, patience_s, wanted)
-                for info in nodes
-            )
-        )
+
+        async def report(info: NodeInfo) -> NodeReport:
+            if info.instance == view.me.instance:
+                return NodeReport(own_view(view, wanted))
+            return await _ask_report(info, view.ask, patience_s, wanted)
+
+        asking = asyncio.gather(*map(report, nodes))
         placement, asked = await asyncio.gather(_placement(view, patience_s), asking)
         return json_reply(_status(view, nodes, asked, placement))
 
@@ -190,28 +189,18 @@ def _topic_rows(led: Mapping[TopicId, int], wanted: str) -> list[LedTopic]:
     ]
 
 
-async def _own_report(view: ClusterView, wanted: str) -> NodeReport:
-    return NodeReport(own_view(view, wanted))
-
-
-async def _ask_report(
-    view: ClusterView, info: NodeInfo, patience_s: float, wanted: str
-) -> NodeReport:
+async def _ask_report(info: NodeInfo, ask: Ask, seconds: float, wanted: str = "no") -> NodeReport:
+    """Ask a node for its view. An answer must name that node: another one may listen at its URL by now."""
     path = OWN_PATH if wanted == "no" else f"{OWN_PATH}?topics={wanted}"
     try:
-        async with asyncio.timeout(patience_s):
-            answer = orjson.loads(await view.ask(info.url, path, patience_s))
+        async with asyncio.timeout(seconds):
+            answer = orjson.loads(await ask(info.url, path, seconds))
     except TimeoutError:
-        return NodeReport(None, f"no answer within {patience_s:g} s")
+        return NodeReport(None, f"no answer within {seconds:g} s")
     except BrokerError as error:
         return NodeReport(None, error.message)
     except (OSError, ValueError) as error:
         return NodeReport(None, str(error) or type(error).__name__)
-    return _checked_report(info, answer)
-
-
-def _checked_report(info: NodeInfo, answer: Any) -> NodeReport:
-    """Accept an answer only if it names the asked node: another node may listen at that URL by now."""
     told = answer.get("node") if isinstance(answer, dict) else None
     if told != info.instance:
         return NodeReport(None, f"the answer came from node {told}")
@@ -307,12 +296,6 @@ async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Seque
 
 async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
     sent = read_clock(clock)
-    try:
-        async with asyncio.timeout(CLOCK_S_MAX):
-            view = json_of(await ask(node.url, CLOCK_S_MAX))
-    except (BrokerError, OSError, TimeoutError, ValueError):
-        return None
-    if not isinstance(view, dict) or view.get("node") != node.instance:
-        return None
-    now_ms = view.get("now_ms")
+    view = (await _ask_report(node, ask, CLOCK_S_MAX)).view
+    now_ms = None if view is None else view.get("now_ms")
     return Written(sent, now_ms, clock.now_ms()) if isinstance(now_ms, int) else None

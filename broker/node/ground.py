@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple, Protocol
 
 from broker import __version__, logs
-from broker.api.cluster import OWN_PATH, ClusterView, clocks_of
+from broker.api.cluster import ClusterView, clocks_of
 from broker.api.routed import Routed
 from broker.clock import Clock
 from broker.config.sections import Config
@@ -243,11 +243,7 @@ class Ground:
         """Return the times of the other nodes' clocks, for the nodes that answer."""
         nodes = sorted(self.membership.members.nodes.items())
         others = [node for instance, node in nodes if instance != self.instance]
-
-        async def ask(url: str, seconds: float) -> bytes:
-            return await self._view.ask(url, OWN_PATH, seconds)
-
-        return await clocks_of(others, ask, self._clock)
+        return await clocks_of(others, self._view.ask, self._clock)
 
     # The end.
 

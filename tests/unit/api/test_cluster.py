@@ -225,7 +225,7 @@ def clocks(answers: dict[str, object], nodes: list[NodeInfo] = NODES) -> list[Wr
     async def main(loop: VirtualLoop) -> list[Written]:
         clock = VirtualClock(loop)
 
-        async def ask(url: str, _: float) -> bytes:
+        async def ask(url: str, _: str, __: float) -> bytes:
             await pass_time(0.01)
             answer = answers.get(url, json.dumps({"node": 0}).encode())
             if answer is None:
