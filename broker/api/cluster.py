@@ -1,27 +1,31 @@
-"""The views of a cluster: one node's view of itself, and one node's view of all nodes.
+"""The views of a cluster, of one node or of all, and the changes of the places where topics are led.
 
 A node makes its own view from memory: it asks no storage, no coordinator and no other node. For the view of all
 nodes, it asks all members for their own views in parallel, within a bounded time. A node that does not answer is
 shown as silent. So the view works also while parts of the cluster fail, when operators need it most.
+
+Draining a node and pinning a topic change a record and tell all nodes to read it. The nodes then hand the topics over by
+themselves. So the answer states the goal, which is not reached yet; ``/v1/cluster`` shows the progress. Every change may be
+repeated. Its answer says whether anything changed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import islice
 from typing import Final, NamedTuple
 
 import orjson
 
+from broker.api import asked
 from broker.clock import Clock
-from broker.coordination.claims import Written, read_clock
+from broker.coordination import placement as changes
 from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.placement import Placement, read_placement
-from broker.coordination.ports import Coordinator, Membership, NodeInfo
-from broker.errors import BadRequest, BrokerError, Unavailable
+from broker.coordination.ports import INSTANCES_MAX, Coordinator, Membership, NodeInfo
+from broker.errors import BadRequest, BrokerError, NotFound, Unavailable
 from broker.http.answer import NoAnswer, NotSent
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
@@ -33,21 +37,24 @@ from broker.operations.replies import (
     ClusterNode,
     ClusterStatus,
     CoordinatorView,
+    Drained,
     LedTopic,
     Member,
+    Pin,
+    Pinned,
+    Pins,
     StorageView,
 )
+from broker.operations.sent import PinSent
 from broker.routing.peers import Peers
 from broker.storage.call_health import CallHealth
 from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders
+from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.reserved import is_reserved
 
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0
-CLOCKS_MAX: Final = 8
-"""The most nodes that are asked for their time."""
-CLOCK_S_MAX: Final = 1.0
 
 Ask = Callable[[str, str, float], Awaitable[bytes]]
 """GETs a path from the node at a URL, within so many seconds. Raises BrokerError, OSError, TimeoutError."""
@@ -117,12 +124,16 @@ class NodeReport(NamedTuple):
     problem: str | None = None
 
 
-class ClusterViewHandlers:
-    """The handlers of the views."""
+NODE_BYTES_MAX: Final = 4 * 1024
 
-    def __init__(self, view: ClusterView) -> None:
-        """Keep the view."""
+
+class ClusterHandlers:
+    """The handlers of the views, and of the changes of the places where topics are led."""
+
+    def __init__(self, view: ClusterView, registry: TopicRegistry) -> None:
+        """Keep the node's view of the cluster, and the registry of topics."""
         self._view = view
+        self._registry = registry
 
     async def cluster_node(self, request: Request) -> Answer:
         """Answer this node's view of itself."""
@@ -137,11 +148,87 @@ class ClusterViewHandlers:
         async def report(info: NodeInfo) -> NodeReport:
             if info.instance == view.me.instance:
                 return NodeReport(own_view(view, wanted))
-            return await _ask_report(info, view.ask, patience_s, wanted)
+            return await ask_report(info, view.ask, patience_s, wanted)
 
         asking = asyncio.gather(*map(report, nodes))
-        placement, asked = await asyncio.gather(_placement(view, patience_s), asking)
-        return json_reply(_status(view, nodes, asked, placement))
+        (known, problem), reports = await asyncio.gather(_placement(view, patience_s), asking)
+        status = ClusterStatus(
+            asked=view.me.instance,
+            contact=view.coordinator.contact.value,
+            nodes=[_row(info, told, known) for info, told in zip(nodes, reports, strict=True)],
+            drained=None if known is None else sorted(known.drained),
+            pins=None if known is None else len(known.pins),
+            problem=problem,
+        )
+        return json_reply(status)
+
+    async def drain(self, request: Request) -> Answer:
+        """Drain a node: it leads no topic, also after a restart. It still takes requests and forwards them."""
+        view = self._view
+        node = live_node(view, request.names.node)
+        said = await read_placement(view.records)
+        if not any(info.instance != node.instance for info in _leading(view, said)):
+            raise BadRequest(
+                f"Node {node.instance} is the last node that leads topics. If it were drained, no node would lead them. "
+                "Start or undrain another node first."
+            )
+        changed = await _change_and_hint(view, changes.drain(view.records, node.instance))
+        return json_reply(Drained(node=node.instance, url=node.url, drained=True, changed=changed))
+
+    async def undrain(self, request: Request) -> Answer:
+        """Undrain a node: it may lead again. The node need not live now."""
+        view = self._view
+        text = request.names.node
+        said = await read_placement(view.records)
+        if _is_instance(text) and int(text) in said.drained:
+            instance = int(text)
+            info = view.nodes.get(instance)
+            url = None if info is None else info.url
+        else:
+            node = live_node(view, text)
+            instance, url = node.instance, node.url
+        changed = await _change_and_hint(view, changes.undrain(view.records, instance))
+        return json_reply(Drained(node=instance, url=url, drained=False, changed=changed))
+
+    async def pins(self, _: Request) -> Answer:
+        """Answer all pins."""
+        view = self._view
+        said = await read_placement(view.records)
+        live = view.nodes
+        pins = [
+            Pin(topic=_name(topic), node=node, lives=node in live)
+            for topic, node in sorted(said.pins.items())
+        ]
+        return json_reply(Pins(pins=pins))
+
+    async def pin(self, request: Request) -> Answer:
+        """Let one node lead a topic, for as long as it lives."""
+        view = self._view
+        sent: PinSent = asked.read_small(request.body, PinSent, bytes_max=NODE_BYTES_MAX)
+        node = live_node(view, str(sent["node"]))
+        said = await read_placement(view.records)
+        if all(info.instance != node.instance for info in _leading(view, said)):
+            why = "is drained" if node.instance in said.drained else "is stopping"
+            raise BadRequest(f"Node {node.instance} {why}, and leads no topic. Undrain it first.")
+        if not await self._exists(request.topic):
+            raise not_found(request.topic)
+        changed = await _change_and_hint(
+            view, changes.pin(view.records, request.topic, node.instance)
+        )
+        return json_reply(_pinned(request.topic, node, changed=changed))
+
+    async def unpin(self, request: Request) -> Answer:
+        """Remove a topic's pin: any node may lead it again. This also removes the pin of a deleted topic."""
+        view = self._view
+        changed = await _change_and_hint(view, changes.unpin(view.records, request.topic))
+        if not changed and not await self._exists(request.topic):
+            raise not_found(request.topic)
+        return json_reply(_pinned(request.topic, None, changed=changed))
+
+    async def _exists(self, topic: TopicId) -> bool:
+        """Return whether the topic exists. Read its record, since this node's memory of it may be stale."""
+        record = await self._registry.read(topic)
+        return record is not None and not record.deleted
 
 
 def own_view(view: ClusterView, wanted: str = "no") -> ClusterNode:
@@ -184,12 +271,10 @@ def _topic_rows(led: Mapping[TopicId, int], wanted: str) -> list[LedTopic]:
         topics = nsmallest(TOPICS_NAMED_MAX, led)
     else:
         topics = [topic for topic in (TopicId(*wanted.split("/")),) if topic in led]
-    return [
-        LedTopic(topic=f"{topic.namespace}/{topic.topic}", epoch=led[topic]) for topic in topics
-    ]
+    return [LedTopic(topic=_name(topic), epoch=led[topic]) for topic in topics]
 
 
-async def _ask_report(info: NodeInfo, ask: Ask, seconds: float, wanted: str = "no") -> NodeReport:
+async def ask_report(info: NodeInfo, ask: Ask, seconds: float, wanted: str = "no") -> NodeReport:
     """Ask a node for its view. An answer must name that node: another one may listen at its URL by now."""
     path = OWN_PATH if wanted == "no" else f"{OWN_PATH}?topics={wanted}"
     try:
@@ -207,38 +292,16 @@ async def _ask_report(info: NodeInfo, ask: Ask, seconds: float, wanted: str = "n
     return NodeReport(answer)
 
 
-async def _placement(view: ClusterView, patience_s: float) -> Placement | BrokerError:
-    """Return pins and drained nodes, or the error: the status is still useful without them."""
+async def _placement(view: ClusterView, patience_s: float) -> tuple[Placement | None, str | None]:
+    """Return pins and drained nodes, and the problem with them: the status is still useful without them."""
     try:
         async with asyncio.timeout(patience_s):
-            return await read_placement(view.records)
+            known = await read_placement(view.records)
     except TimeoutError:
-        return BrokerError(f"The records were not read within {patience_s:g} s.")
+        return None, f"The records were not read within {patience_s:g} s."
     except BrokerError as error:
-        return error
-
-
-def _status(
-    view: ClusterView,
-    nodes: Sequence[NodeInfo],
-    asked: Sequence[NodeReport],
-    placement: Placement | BrokerError,
-) -> ClusterStatus:
-    known = placement if isinstance(placement, Placement) else None
-    return ClusterStatus(
-        asked=view.me.instance,
-        contact=view.coordinator.contact.value,
-        nodes=[_row(info, told, known) for info, told in zip(nodes, asked, strict=True)],
-        drained=None if known is None else sorted(known.drained),
-        pins=None if known is None else len(known.pins),
-        problem=_problem(placement),
-    )
-
-
-def _problem(placement: Placement | BrokerError) -> str | None:
-    if isinstance(placement, BrokerError):
-        return placement.message
-    return "; ".join(placement.problems) or None
+        return None, error.message
+    return known, "; ".join(known.problems) or None
 
 
 def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> Member:
@@ -284,18 +347,50 @@ def _moment(time_ms: int | None) -> str | None:
     return None if time_ms is None else rfc3339(time_ms)
 
 
-# The other nodes as witnesses: two clocks differ at least by the distance of the other node's time from the interval
-# between the request and the answer, as with a write to storage.
+def live_node(view: ClusterView, text: str) -> NodeInfo:
+    """Return the live node with this instance id or URL. Raises NotFound, which lists the live nodes."""
+    nodes = view.nodes
+    found = nodes.get(int(text)) if _is_instance(text) else _at(nodes.values(), text)
+    if found is None:
+        there_are = ", ".join(f"{info.instance} at {info.url}" for _, info in sorted(nodes.items()))
+        raise NotFound(f"There is no live node {text!r:.200}. The live nodes: {there_are}.")
+    return found
 
 
-async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Sequence[Written]:
-    """Return the clocks of the nodes that answer. This asks at most CLOCKS_MAX nodes, all at once."""
-    asked = [_clock_of(node, ask, clock) for node in islice(others, CLOCKS_MAX)]
-    return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+def _is_instance(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(INSTANCES_MAX))
 
 
-async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
-    sent = read_clock(clock)
-    view = (await _ask_report(node, ask, CLOCK_S_MAX)).view
-    now_ms = None if view is None else view.get("now_ms")
-    return Written(sent, now_ms, clock.now_ms()) if isinstance(now_ms, int) else None
+def _at(nodes: Iterable[NodeInfo], url: str) -> NodeInfo | None:
+    wanted = url.rstrip("/").lower()
+    return next((info for info in nodes if info.url.rstrip("/").lower() == wanted), None)
+
+
+def _leading(view: ClusterView, said: Placement) -> list[NodeInfo]:
+    """Return the live nodes that may lead."""
+    return [
+        info
+        for info in view.nodes.values()
+        if not info.draining and info.instance not in said.drained
+    ]
+
+
+async def _change_and_hint(view: ClusterView, change: Awaitable[bool]) -> bool:
+    """Make a change and tell all nodes, also if the outcome of the change is unknown."""
+    try:
+        return await change
+    finally:
+        await view.coordinator.hint(changes.HINT)
+
+
+def _name(topic: TopicId) -> str:
+    return f"{topic.namespace}/{topic.topic}"
+
+
+def _pinned(topic: TopicId, node: NodeInfo | None, *, changed: bool) -> Pinned:
+    return Pinned(
+        topic=_name(topic),
+        node=None if node is None else node.instance,
+        url=None if node is None else node.url,
+        changed=changed,
+    )

@@ -9,6 +9,10 @@ The handlers themselves know nothing of this. ``Routed.bound`` wraps the handler
 Replies name the leader (``Broker-Leader``), so that clients can send the next request to it directly. A node whose store
 no other process can open does not: its clients reach it already, perhaps under an address that it does not know.
 
+``OwnService`` brings the calls of a node's own parts, and of its Thrift port, to the leader of the transaction service. If this
+node leads, it carries a call out itself. Otherwise the call becomes the request that a client would send over HTTP, forwarded
+and retried like such a request; this module decodes the answer.
+
 A node uses it like this::
 
     leads = lambda topic: epoch_of(topics, topic) is not None
@@ -20,17 +24,30 @@ A node uses it like this::
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import orjson
+from typing_extensions import override
 
 from broker.api.router import Handler
-from broker.errors import BrokerError, NotLeader, Overloaded, Unavailable, UnavailableError
-from broker.http.answer import NoAnswer
+from broker.api.transactions import shown_fields
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    RequestError,
+    Unavailable,
+    UnavailableError,
+    registry,
+)
+from broker.http.answer import HttpAnswer, NoAnswer
 from broker.http.reply import Answer, ChunkedReply, Reply, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
-from broker.operations.media_types import JSON
+from broker.operations.media_types import JSON, THRIFT
 from broker.operations.operation import Answerer, DeclaredOperation, RepeatEffect
 from broker.operations.parameters import (
     IN_GENERATION,
@@ -42,7 +59,8 @@ from broker.operations.parameters import (
     PRODUCER_NUMBER,
 )
 from broker.operations.replies import Leader
-from broker.operations.table import OPERATIONS
+from broker.operations.shapes import fits
+from broker.operations.table import BY_NAME, OPERATIONS
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
 from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, is_final
@@ -51,7 +69,11 @@ from broker.routing.nodeheaders import Repeat
 from broker.routing.peer_requests import Receiving
 from broker.routing.routed_calls import OUTCOME, Call, LeaderSeen, Relayed
 from broker.routing.routing import Routing
+from broker.topics.reserved import TRANSACTIONS
 from broker.topics.topics import Topics
+from broker.transactions.service import Transactions
+from broker.transactions.service_calls import AskedService, ServiceCall, carried_out
+from broker.wire.transaction import decode_transaction
 
 REPEATABLE_BY: Final = (KEY.name, PRODUCER_ID)
 """Headers with which a client makes a write repeatable."""
@@ -276,3 +298,88 @@ async def _chunks(relayed: Relayed) -> AsyncGenerator[bytes, None]:
         raise Unavailable(f"The leader's answer was cut off: {error}") from error
     finally:
         relayed.close()
+
+
+# --- The calls of this node's own parts, and of its Thrift port ---------------------------------------
+
+DEADLINE_S: Final = 10.0
+_FIRST: Final[list[type[BrokerError]]] = [BadRequest, NoLeader, Overloaded]
+"""The errors that stand for a code which others have, too."""
+_BY_CODE: Final = {
+    error.code: error for error in (*reversed(registry()), *_FIRST) if error is not NotLeader
+}
+
+
+class OwnService(AskedService):
+    """The service of this node's cluster, led by any node. It raises the errors of Transactions, but never NotLeader."""
+
+    def __init__(
+        self, local: Transactions, routed: Routed, *, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Keep the parts. ``local`` answers if this node leads. ``deadline_s`` bounds calls without a deadline."""
+        self._local = local
+        self._routing = routed.routing
+        self._is_alone = routed.is_alone
+        self._deadline_s = deadline_s
+
+    @override
+    async def ask(self, call: ServiceCall) -> Any:
+        if call.deadline is None:
+            call = call._replace(deadline=self._routing.clock.monotonic() + self._deadline_s)
+        if self._is_alone:
+            return await carried_out(self._local, call)
+        answer = await self._routing.answer(_routed(call), lambda _: carried_out(self._local, call))
+        if not isinstance(answer, Relayed):
+            return answer
+        if answer.reply.status != 200:
+            raise error_of(answer.reply)
+        try:
+            return _read(call, answer.reply)
+        except Exception as error:
+            raise OutcomeUnknown(
+                f"{answer.reply.url} answered, but not as a node does: {error}"
+            ) from error
+
+
+def _routed(call: ServiceCall) -> Call:
+    """Return a call as the request to another node."""
+    operation = BY_NAME[call.name]
+    target = operation.template.replace("{transaction}", str(call.of))
+    if call.limit is not None:
+        target += f"?limit={call.limit}"
+    accept = call.accept if len(operation.gives) > 1 else JSON
+    body = orjson.dumps(shown_fields(call.sent)) if call.sent else b""
+    headers = {"Accept": accept, "Content-Type": JSON}
+    assert call.deadline is not None
+    return Call(
+        operation.effect,
+        call.name,
+        TRANSACTIONS,
+        operation.method,
+        target,
+        headers,
+        body,
+        call.deadline,
+    )
+
+
+def _read(call: ServiceCall, reply: HttpAnswer) -> Any:
+    operation = BY_NAME[call.name]
+    if len(operation.gives) > 1:
+        return decode_transaction(reply.body) if call.accept == THRIFT else reply.body
+    value = orjson.loads(reply.body)
+    if not fits(value, operation.answer):
+        raise ValueError("its fields are others")
+    return value
+
+
+def error_of(reply: HttpAnswer) -> BrokerError:
+    """Return the error in another node's reply. Its body is JSON or plain text, as the request asked for."""
+    try:
+        message = str(orjson.loads(reply.body)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = reply.body.decode("utf-8", "replace")
+    if reply.headers.get("broker-outcome") != "refused":
+        return OutcomeUnknown(message)
+    other = RequestError if reply.status < 500 else Unavailable
+    return _BY_CODE.get(reply.headers.get("broker-error", ""), other)(message)

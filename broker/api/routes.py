@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import orjson
 
 from broker import logs
-from broker.api.blockers import BlockersApi
-from broker.api.browse import Browsing
-from broker.api.bulk import BulkReading
-from broker.api.cluster import ClusterView, ClusterViewHandlers
-from broker.api.cursors import CursorHandlers
-from broker.api.events import Events
-from broker.api.health import Health
-from broker.api.own_service import OwnService
-from broker.api.placement import Placing
-from broker.api.polls import Polling
-from broker.api.publish import Publishing
-from broker.api.routed import Routed
+from broker.api.cluster import ClusterHandlers, ClusterView
+from broker.api.messages.arrow import BulkReading
+from broker.api.messages.browse import Browsing
+from broker.api.messages.events import Events
+from broker.api.messages.polls import Polling
+from broker.api.messages.publish import Publishing
+from broker.api.routed import OwnService, Routed
 from broker.api.router import Handler, NodeParts, Route
-from broker.api.topics_admin import TopicsAdmin, pinned
-from broker.api.transactions import PruningApi, call_of, service_handlers
+from broker.api.topics_admin import CursorHandlers, TopicsAdmin, pinned
+from broker.api.transactions import BlockersApi, PruningApi, call_of, service_handlers
 from broker.clock import Clock
 from broker.config.sections import Config, Role
-from broker.errors import NotFound
-from broker.http.reply import Answer, Reply
+from broker.errors import NotFound, Unavailable
+from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
+from broker.metrics import CONTENT_TYPE
 from broker.model import Snapshot
+from broker.operations import replies
+from broker.operations.media_types import JSON, PLAIN
 from broker.operations.operation import DeclaredOperation
+from broker.operations.replies import Product
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.routing import nodeheaders
 from broker.topics.overdue import answered_in_time, in_time
@@ -75,7 +75,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     handlers = handlers_of(
         *(kind(parts) for kind in _OF_TOPICS),
         *(routed, polls, Events(parts, polls), health),
-        *(ClusterViewHandlers(cluster), Placing(cluster, topics.registry)),
+        ClusterHandlers(cluster, topics.registry),
     )
     handlers |= service_handlers(transactions)
     unhiding = unhiding_of(own, config, topics)
@@ -195,3 +195,60 @@ def _noted(operation: DeclaredOperation, handler: Handler) -> Handler:
         return answer
 
     return note
+
+
+# --- The node itself ------------------------------------------------------------------------------
+
+_PONG = Reply(200, b"OK.\n", PLAIN)
+_READY = Reply(200, b'{"status":"ready"}', JSON)
+_STATUS_OK = Reply(200, b'{"status":"OK"}', JSON)
+
+
+class Health:
+    """The handlers that tell about the node itself."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        not_ready: Callable[[], str | None],
+        metrics: Callable[[], bytes],
+        openapi: Callable[[], bytes],
+    ) -> None:
+        """Keep the sources of the answers. ``not_ready`` returns the reason, or None if the node is ready."""
+        self._version = version
+        self._not_ready = not_ready
+        self._metrics = metrics
+        self._openapi = openapi
+
+    async def product(self, _: Request) -> Answer:
+        """Answer which product this is, and where its interface is described."""
+        version = self._version
+        return json_reply(Product(product="tms-broker", version=version, interface="/openapi.json"))
+
+    async def ping(self, _: Request) -> Answer:
+        """Answer as the original does."""
+        return _PONG
+
+    async def service_status(self, _: Request) -> Answer:
+        """Answer as the original does, for any service name."""
+        return _STATUS_OK
+
+    async def healthz(self, _: Request) -> Answer:
+        """Answer that the process lives."""
+        return json_reply(replies.Health(status="ok", version=self._version))
+
+    async def readyz(self, _: Request) -> Answer:
+        """Answer that this node takes requests. Raises Unavailable if it does not."""
+        reason = self._not_ready()
+        if reason is not None:
+            raise Unavailable(f"This node is not ready: {reason}")
+        return _READY
+
+    async def metrics(self, _: Request) -> Answer:
+        """Answer all metrics in Prometheus' text format."""
+        return Reply(200, self._metrics(), CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Answer:
+        """Answer the OpenAPI document."""
+        return Reply(200, self._openapi(), JSON)

@@ -1,4 +1,4 @@
-"""Handlers that create, update, purge, show, list and delete topics, and tell about their contents."""
+"""Handlers that create, update, purge, show, list and delete topics, tell about their contents, and keep named cursors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
+from broker.api import asked
 from broker.api.asked import end_of, id_in, parse_place, shown_id
 from broker.api.router import Handler, TopicHandlers
 from broker.errors import BadRequest
@@ -14,12 +15,29 @@ from broker.http.request import Request
 from broker.model import (
     LOG_KEY_BYTES,
     LogKey,
+    Topic,
+    check_cursor,
 )
 from broker.moments import rfc3339
 from broker.operations import replies
 from broker.operations.media_types import JSON
-from broker.operations.parameters import RANGE_BYTES, RANGE_MESSAGES, RANGE_PARTS
-from broker.operations.replies import Count, Lag, Purged, Range, Rates
+from broker.operations.parameters import CURSOR_LIMIT, RANGE_BYTES, RANGE_MESSAGES, RANGE_PARTS
+from broker.operations.replies import (
+    Count,
+    Cursor,
+    CursorDeleted,
+    CursorLag,
+    Cursors,
+    Lag,
+    Purged,
+    Range,
+    Rates,
+    Unread,
+)
+from broker.operations.sent import CursorSent
+from broker.operations.table import CURSOR_BYTES_MAX
+from broker.places import Place
+from broker.topics.cursors import StoredCursor, shown
 from broker.topics.ranges import RangeQuery
 from broker.topics.topics import Topics
 from broker.wire.topics import TTL, decode_properties, encode_names, encode_properties
@@ -193,3 +211,62 @@ def _moment(text: str | None) -> int:
 def _row(request: Request, name: str) -> LogKey | None:
     found = id_in(request, name)
     return None if found is None else found[:LOG_KEY_BYTES]
+
+
+# --- Named cursors: any node answers, none forwards --------------------------------------------------
+
+DATA_BYTES_MAX: Final = 1024
+
+
+class CursorHandlers(TopicHandlers):
+    """The handlers of named cursors."""
+
+    async def cursors(self, request: Request) -> Answer:
+        """Answer a page of a topic's cursors, each with its lag."""
+        query = request.query
+        limit = CURSOR_LIMIT.of(query)
+        topic = await self._topics.get(request.topic, request.generation)
+        page = await self._topics.cursors.page(topic, query.get("after", ""), limit)
+        told = [await self._with_lag(topic, cursor) for cursor in page.cursors]
+        return json_reply(Cursors(cursors=told, next=page.next))
+
+    async def show_cursor(self, request: Request) -> Answer:
+        """Answer one cursor with its lag."""
+        name = check_cursor(request.names.cursor)
+        topic = await self._topics.get(request.topic, request.generation)
+        cursor = await self._topics.cursors.get(topic, name)
+        return json_reply(await self._with_lag(topic, cursor))
+
+    async def put_cursor(self, request: Request) -> Answer:
+        """Move or create a cursor, if its version is the one that the request expects."""
+        name = check_cursor(request.names.cursor)
+        place, expected, data = _decode_put(request.body)
+        after = None if place is None else request.id_at(place)
+        topic = await self._topics.get(request.topic, request.generation)
+        cursor = await self._topics.cursors.put(topic, name, after, expected, data)
+        return json_reply(_shown(topic, cursor))
+
+    async def delete_cursor(self, request: Request) -> Answer:
+        """Delete a cursor; answer whether there was one."""
+        name = check_cursor(request.names.cursor)
+        topic = await self._topics.get(request.topic, request.generation)
+        return json_reply(CursorDeleted(deleted=await self._topics.cursors.delete(topic, name)))
+
+    async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> CursorLag:
+        after = None if cursor.after is None else cursor.after[:LOG_KEY_BYTES]
+        unread = await self._topics.unread(topic, after)
+        lag = Unread(messages=unread.messages, lost=unread.lost, oldest=end_of(unread.oldest))
+        return {**_shown(topic, cursor), "lag": lag}
+
+
+def _shown(topic: Topic, cursor: StoredCursor) -> Cursor:
+    return {**shown(cursor), "generation": topic.generation}
+
+
+def _decode_put(body: bytes) -> tuple[Place | None, str | None, str]:
+    """Return the new place, the expected version, and the data of a put. Raises BadRequest."""
+    sent: CursorSent = asked.read_small(body, CursorSent, bytes_max=CURSOR_BYTES_MAX)
+    after, data = sent["after"], sent.get("data", "")
+    if len(data.encode()) > DATA_BYTES_MAX:
+        raise BadRequest(f"data must be text of at most {DATA_BYTES_MAX} bytes.")
+    return None if after is None else Place.of(after), sent["expected"], data

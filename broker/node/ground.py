@@ -16,16 +16,17 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
 
 from broker import __version__, logs
-from broker.api.cluster import ClusterView, clocks_of
+from broker.api.cluster import Ask, ClusterView, ask_report
 from broker.api.routed import Routed
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.coordination.claims import Written
+from broker.coordination.claims import Written, read_clock
 from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.instances import claim_instance, until_superseded
@@ -45,6 +46,9 @@ from broker.topics.topics import Topics
 INCARNATION_BYTES = 8
 LEAVE_S = 5.0
 """The time in which a node with a wrong clock may hand its topics over. A stopping node has its own bound."""
+CLOCKS_MAX: Final = 8
+"""The most nodes that are asked for their time."""
+CLOCK_S_MAX: Final = 1.0
 RELEASE_S = 1.0
 """The time in which a stopping node may release its leases in ZooKeeper. They end with its session in any case."""
 
@@ -287,3 +291,20 @@ class Ground:
         log.warning("left without releasing leases: ZooKeeper does not answer", seconds=RELEASE_S)
         releasing.cancel()
         await asyncio.wait((releasing,))
+
+
+# Two clocks differ at least by the distance of the other node's time from the interval between the request and the answer,
+# as with a write to storage.
+
+
+async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Sequence[Written]:
+    """Return the clocks of the nodes that answer. This asks at most CLOCKS_MAX nodes, all at once."""
+    asked = [_clock_of(node, ask, clock) for node in islice(others, CLOCKS_MAX)]
+    return [answer for answer in await asyncio.gather(*asked) if answer is not None]
+
+
+async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
+    sent = read_clock(clock)
+    view = (await ask_report(node, ask, CLOCK_S_MAX)).view
+    now_ms = None if view is None else view.get("now_ms")
+    return Written(sent, now_ms, clock.now_ms()) if isinstance(now_ms, int) else None

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING
 
 from broker import __version__, logs
 from broker.api.dispatch import Dispatch
-from broker.api.health import Health
 from broker.api.openapi import document
-from broker.api.own_service import OwnService
+from broker.api.routed import OwnService
 from broker.api.router import Router
-from broker.api.routes import make_routes
+from broker.api.routes import Health, make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.http.answer import is_loopback

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from broker import logs
-from broker.api.own_service import DEADLINE_S, OwnService
+from broker.api.routed import DEADLINE_S, OwnService
 from broker.client import Client
 from broker.client.outcomes import UNREACHED
 from broker.clock import Clock

@@ -69,7 +69,7 @@ def test_the_error_names_the_extra_of_a_missing_package(made: Path, command: lis
     ids=["arrow", "server"],
 )
 def test_bulk_reads_take_the_extra_arrow(made: Path, *, has_it: bool) -> None:
-    told = run(made, "-c", "from broker.api.arrow import ArrowMaker; ArrowMaker()")
+    told = run(made, "-c", "from broker.api.messages.arrow import ArrowMaker; ArrowMaker()")
     assert (told.returncode == 0) is has_it, told.stderr
     assert ("tms-broker[arrow]" in told.stderr) is not has_it
 

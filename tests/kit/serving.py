@@ -20,11 +20,10 @@ from yarl import URL
 
 from broker.api.cluster import ClusterView
 from broker.api.dispatch import Authorize, Dispatch, allow_all
-from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.routed import Routed, epoch_of
 from broker.api.router import Router
-from broker.api.routes import make_routes
+from broker.api.routes import Health, make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.coordination.ports import NodeInfo

@@ -19,9 +19,7 @@ BODIES = {"broker/operations/replies.py", "broker/operations/sent.py"}
 """Modules whose classes are the names of bodies in the OpenAPI document: each tells the form of what another class is."""
 
 MIRRORS = {
-    "blockers": "of a topic, and their operation",
     "browse": "of a topic, and its operation",
-    "bulk": "bulk reads, in the API and in the client",
     "cluster": "a cluster: its operations, its command, a node in it; a cluster of processes, and a simulated one",
     "commands": "the commands of each group",
     "cursors": "of a topic, their operations, their calls, their commands",
@@ -30,7 +28,6 @@ MIRRORS = {
     "log": "the log, and the workload of logs",
     "memory": "each port's implementation in memory",
     "node": "a node, and a simulated one",
-    "placement": "of topics on nodes, and its operations",
     "publish": "its operation and its command",
     "rowlog": "the rowlog, its workload, its checker",
     "table": "the port to a store, and each implementation",

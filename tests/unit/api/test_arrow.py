@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.api.arrow import ArrowMaker, ArrowStream
+from broker.api.messages.arrow import ArrowMaker, ArrowStream
 from broker.errors import NotInstalled
 from broker.model import log_key
 from broker.storage import entry as entries

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.api import asked, publish
+from broker.api import asked
 from broker.api.asked import AT_ONCE_BYTES_MAX, JSON_BYTES_MAX, BodyType, body_type, bytes_max
-from broker.api.publish import FEW_MAX
+from broker.api.messages import publish
+from broker.api.messages.publish import FEW_MAX
 from broker.errors import BadRequest, BodyTooLarge
 from broker.http.budget import Bounds, BudgetKind, Budgets, Usage
 from broker.http.request import Request

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from broker.api.blockers import advice
+from broker.api.transactions import advice
 from broker.client import Client
 from broker.clock import SystemClock
 from broker.errors import NotFound, Unavailable

@@ -9,7 +9,7 @@ import aiohttp
 import pyarrow as pa
 import pytest
 
-from broker.api import bulk
+from broker.api.messages import arrow as bulk
 from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId

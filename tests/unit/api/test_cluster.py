@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from broker.api.cluster import CLOCK_S_MAX, CLOCKS_MAX, clocks_of
 from broker.clock import SystemClock
 from broker.coordination.claims import Written
 from broker.coordination.placement import drain, pin
@@ -20,6 +19,7 @@ from broker.errors import Unavailable
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.model import TopicId
+from broker.node.ground import CLOCK_S_MAX, CLOCKS_MAX, clocks_of
 from broker.operations.parameters import TOPICS_NAMED_MAX
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable

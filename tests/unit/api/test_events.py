@@ -6,9 +6,9 @@ from contextlib import aclosing
 import pytest
 from multidict import CIMultiDict
 
-from broker.api.events import Events
-from broker.api.own_service import OwnService
-from broker.api.polls import Polling, RoutedPage
+from broker.api.messages.events import Events
+from broker.api.messages.polls import Polling, RoutedPage
+from broker.api.routed import OwnService
 from broker.api.router import NodeParts
 from broker.api.routes import any_pointer
 from broker.clock import SystemClock

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.api import plainjson
-from broker.api.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList, shown
+from broker.api.messages import plainjson
+from broker.api.messages.message_list import MESSAGES_AT_ONCE, ItemForm, JsonList, shown
 from broker.http.reply import ChunkedReply
 from broker.model import Message, PublishRequest, TopicId
 from broker.topics.pages import PIECE_BYTES_MAX

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.api.own_service import OwnService
-from broker.api.polls import Polling
-from broker.api.routed import Routed
+from broker.api.messages.polls import Polling
+from broker.api.routed import OwnService, Routed
 from broker.api.router import NodeParts
 from broker.api.routes import any_pointer
 from broker.clock import SystemClock

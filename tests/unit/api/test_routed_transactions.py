@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from broker.api.own_service import OwnService, error_of
+from broker.api.routed import OwnService, error_of
 from broker.errors import (
     BadRequest,
     BrokerError,

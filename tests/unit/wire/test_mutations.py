@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from broker.api import plainjson
+from broker.api.messages import plainjson
 from broker.errors import BrokerError
 from broker.model import TopicId
 from broker.wire import avro, avrojson

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.api import plainjson
+from broker.api.messages import plainjson
 from broker.errors import BrokerError, Overloaded, TooManyMessages
 from broker.model import PublishRequest
 from broker.wire import Take, attributes, avro, avrojson, messages

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Final
 
-from broker.api import asked, plainjson
+from broker.api import asked
 from broker.api.asked import BodyType, body_type
+from broker.api.messages import plainjson
 from broker.api.router import TopicHandlers
 from broker.errors import BadRequest, TooManyMessages
 from broker.http.budget import BudgetKind, Usage

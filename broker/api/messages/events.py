@@ -34,8 +34,8 @@ from typing import Any, Final
 import orjson
 
 from broker.api.asked import in_generation, place_in
-from broker.api.message_list import message_in_pieces, shown_message
-from broker.api.polls import EventPage, Polling, committed_in
+from broker.api.messages.message_list import message_in_pieces, shown_message
+from broker.api.messages.polls import EventPage, Polling, committed_in
 from broker.api.router import NodeParts, TopicHandlers
 from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated

@@ -28,7 +28,7 @@ import orjson
 
 from broker.api import asked
 from broker.api.asked import parse_place
-from broker.api.message_list import message_in_pieces, shown_message
+from broker.api.messages.message_list import message_in_pieces, shown_message
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     LOG_KEY_BYTES,

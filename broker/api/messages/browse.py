@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from broker.api.asked import in_generation, place_in, read_snapshot
-from broker.api.message_list import (
+from broker.api.messages.message_list import (
     MESSAGES_AT_ONCE,
     ItemForm,
     JsonList,

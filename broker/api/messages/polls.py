@@ -26,9 +26,10 @@ from copy import copy
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from broker.api import asked, plainjson
+from broker.api import asked
 from broker.api.asked import BodyType, body_type, in_generation
-from broker.api.message_list import ItemForm, JsonList
+from broker.api.messages import plainjson
+from broker.api.messages.message_list import ItemForm, JsonList
 from broker.api.router import NodeParts, TopicHandlers
 from broker.errors import (
     BadRequest,
