@@ -1,6 +1,7 @@
 """Names are unique: no two classes of the product share a name, and no two modules except mirrors."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -90,3 +91,50 @@ def test_modules_are_nouns() -> None:
 
 def test_the_rule_finds_modules_of_one_name() -> None:
     assert modules(["a/b.py", "c/b.py", "a/__init__.py"]) == {"b": ["a/b.py", "c/b.py"]}
+
+
+GLOSSARY = "docs/internals/glossary.md"
+HOMES = {
+    "hold": ("broker/storage/hold.py",),
+    "lane": ("broker/routing/",),
+    "stage": ("broker/client/", "broker/operations/", "broker/topics/stages.py"),
+    "turn": ("broker/turns.py",),
+}
+"""Where the classes stand that have one of these words in their name. Words with a plain meaning are soon taken twice."""
+
+
+def glossary_words(source: str) -> list[str]:
+    """Return the words that the tables of the glossary explain."""
+    firsts = re.findall(r"^\| ([^|]+?) +\|", source, re.MULTILINE)
+    return [word for first in firsts for word in first.split(", ") if word != "word"]
+
+
+def named_after(word: str, source: str) -> list[str]:
+    """Return the classes with a word, or its plural, in their names."""
+    wanted = {word.capitalize(), f"{word.capitalize()}s"}
+    return [each for each in classes(source) if wanted & set(re.findall("[A-Z][a-z]*", each))]
+
+
+def test_the_glossary_explains_each_word_once() -> None:
+    found = glossary_words(text(GLOSSARY))
+    assert sorted(found) == sorted(set(found))
+    assert HOMES.keys() <= set(found)
+
+
+def test_classes_named_after_a_word_of_the_glossary_mean_what_it_says() -> None:
+    strays = [
+        f"{name}: {each}"
+        for name in tracked("broker/*.py", "chaos/*.py")
+        for word, homes in HOMES.items()
+        for each in named_after(word, text(name))
+        if not name.startswith(homes)
+    ]
+    assert strays == [], "the word means another thing: name the class by what it does"
+
+
+def test_the_rules_find_a_word_with_two_meanings() -> None:
+    assert named_after("turn", "class _RowTurns: pass\nclass Returned: pass") == ["_RowTurns"]
+    assert glossary_words("| word | meaning |\n|---|---|\n| slot, lease | a lock |\n") == [
+        "slot",
+        "lease",
+    ]
