@@ -17,7 +17,7 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from broker import logs
-from broker.cli.options import FiniteRange
+from broker.cli.command.options import FiniteRange
 from broker.config.sections import LogLevel, LogsConfig
 from broker.local import Sizes
 from broker.local.servers import ServerFailed, ServerMissing

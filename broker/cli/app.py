@@ -9,26 +9,22 @@ from typing import NoReturn
 import click
 
 from broker import __version__
-from broker.cli import (
+from broker.cli import context
+from broker.cli.command import completion
+from broker.cli.command.broker_calls import take_json
+from broker.cli.command.contexts import GivenOptions
+from broker.cli.command.problems import ending
+from broker.cli.messages import (
     bench,
-    chaos,
-    cluster,
-    completion,
-    context,
     cursors,
     dead_letters,
     poll,
     publish,
-    serve,
-    storage,
-    top,
     topics,
     transactions,
     transfer,
 )
-from broker.cli.broker_calls import take_json
-from broker.cli.contexts import GivenOptions
-from broker.cli.problems import ending
+from broker.cli.nodes import chaos, cluster, serve, storage, top
 from broker.cli.rowlog import rowlog
 from broker.cli.streams.commands import streams
 from broker.standard_streams import guard_output

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import click
 
-from broker.cli import completion, contexts
-from broker.cli.broker_calls import Json, writes
-from broker.cli.contexts import Context, Contexts
-from broker.cli.options import told
-from broker.cli.output import properties, table
+from broker.cli.command import completion, contexts
+from broker.cli.command.broker_calls import Json, writes
+from broker.cli.command.contexts import Context, Contexts
+from broker.cli.command.options import told
+from broker.cli.command.output import properties, table
 from broker.errors import BadName
 from broker.model import check_namespace
 

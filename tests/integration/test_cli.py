@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cli import completion
-from broker.cli import publish as publishing
-from broker.cli.publish import LONG_BYTES
+from broker.cli.command import completion
+from broker.cli.messages import publish as publishing
+from broker.cli.messages.publish import LONG_BYTES
 from broker.client import NewMessage, SyncClient
 from broker.config.sections import Config, LimitsConfig
 from broker.testing.broker_process import BrokerProcess

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.cli import app
-from broker.cli import broker_calls as calls
+from broker.cli.command import broker_calls as calls
 from broker.client import SyncClient
 from tests.kit.served import ServedNode
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli import transfer as commands
+from broker.cli.messages import transfer as commands
 from broker.client import Message, NewMessage, SyncClient
 from broker.config.sections import Config, LimitsConfig
 from broker.errors import TaskFailed

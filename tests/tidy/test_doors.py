@@ -152,9 +152,9 @@ TERMINAL = re.compile(
     r"click\.s?echo\(|(?<!console.)\bprint\(|sys\.std(out|err)\.(buffer\.)?write\(|\bText\("
 )
 TERMINAL_DOORS = {
-    "broker/cli/output.py",
-    "broker/cli/completion.py",  # A script of its own, and names that it escapes.
-    "broker/cli/message_options.py",
+    "broker/cli/command/output.py",
+    "broker/cli/command/completion.py",  # A script of its own, and names that it escapes.
+    "broker/cli/messages/message_options.py",
     "broker/local/launcher.py",
     "broker/local/servers/downloads.py",
     "chaos/verdict_text.py",
@@ -171,7 +171,7 @@ def test_text_reaches_a_terminal_through_the_modules_that_escape_it() -> None:
         if name not in TERMINAL_DOORS
         for match in TERMINAL.finditer(text(name))
     ]
-    assert found == [], "write with broker.cli.output or chaos.verdict_text"
+    assert found == [], "write with broker.cli.command.output or chaos.verdict_text"
 
 
 def test_the_libraries_log_by_loggers_that_escape_the_texts_of_others() -> None:

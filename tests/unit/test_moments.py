@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.api.asked import parse_place
-from broker.cli.options import SpanType, place_of
-from broker.cli.topics import properties_of
+from broker.cli.command.options import SpanType, place_of
+from broker.cli.messages.topics import properties_of
 from broker.client.positions import start_of
 from broker.config.sources import load
 from broker.errors import BadRequest

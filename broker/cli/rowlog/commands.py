@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from broker.cli.broker_calls import write_answer
-from broker.cli.output import table, write_json, write_line, write_spaced
+from broker.cli.command.broker_calls import write_answer
+from broker.cli.command.output import table, write_json, write_line, write_spaced
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog, run
 from broker.moments import time_text
 from broker.transfer.jsonlines import bytes_json

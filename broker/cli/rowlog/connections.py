@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker import logs
-from broker.cli.broker_calls import json_option
-from broker.cli.problems import NotNow
+from broker.cli.command.broker_calls import json_option
+from broker.cli.command.problems import NotNow
 from broker.config.sections import LogLevel, LogsConfig, parse_address
 from broker.errors import Unavailable, install_command
 

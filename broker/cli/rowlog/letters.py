@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.broker_calls import write_answer
-from broker.cli.output import table, write_json, write_line
+from broker.cli.command.broker_calls import write_answer
+from broker.cli.command.output import table, write_json, write_line
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog
 from broker.errors import BadRequest, NotFound
 from broker.moments import time_text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.cli.output import write_json, write_line
+from broker.cli.command.output import write_json, write_line
 from broker.cli.rowlog.connections import At, address_of, id_argument, reaching, rowlog
 from broker.user_code import check_takes
 

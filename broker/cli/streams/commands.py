@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, json_option, teller, to_broker
-from broker.cli.options import SpanType, most_option, name_and_value, usage
-from broker.cli.output import live_line, write_json, write_line, write_lines, write_table
-from broker.cli.problems import NotNow
+from broker.cli.command.broker_calls import BrokerCall, json_option, teller, to_broker
+from broker.cli.command.options import SpanType, most_option, name_and_value, usage
+from broker.cli.command.output import live_line, write_json, write_line, write_lines, write_table
+from broker.cli.command.problems import NotNow
 from broker.cli.streams import status_text
 from broker.clock import SystemClock
 from broker.errors import TaskFailed, Unavailable

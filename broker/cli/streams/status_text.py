@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.cli.output import size_text
+from broker.cli.command.output import size_text
 
 if TYPE_CHECKING:
     from broker.streams.state_view import StateEntry

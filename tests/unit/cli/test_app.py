@@ -11,10 +11,11 @@ import click
 import pytest
 
 from broker import __version__, errors
-from broker.cli import app, problems
-from broker.cli.contexts import BrokerTarget, GivenOptions
-from broker.cli.problems import ADVICE, problem_of
-from broker.cli.serve import cannot_serve
+from broker.cli import app
+from broker.cli.command import problems
+from broker.cli.command.contexts import BrokerTarget, GivenOptions
+from broker.cli.command.problems import ADVICE, problem_of
+from broker.cli.nodes.serve import cannot_serve
 from broker.config.sections import (
     Config,
     ServerConfig,

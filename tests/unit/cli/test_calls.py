@@ -1,7 +1,7 @@
 import pytest
 
-from broker.cli.broker_calls import AGAIN_S, Teller, trouble_text
-from broker.cli.contexts import BrokerTarget
+from broker.cli.command.broker_calls import AGAIN_S, Teller, trouble_text
+from broker.cli.command.contexts import BrokerTarget
 from broker.client import Overloaded, Trouble
 from broker.client.outcomes import never_sent
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
-from broker.cli import app, leadership
-from broker.cli.cluster import storage_text
-from broker.cli.output import live_line
+from broker.cli import app
+from broker.cli.command.output import live_line
+from broker.cli.nodes import leadership
+from broker.cli.nodes.cluster import storage_text
 from broker.client import outcomes
 from broker.client.client_request import ClientRequest, Reply
 from broker.clock import SystemClock
@@ -76,7 +77,7 @@ class Short:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Short]:
     client = Short()
-    monkeypatch.setattr("broker.cli.broker_calls.BrokerCall.client", lambda *_: client)
+    monkeypatch.setattr("broker.cli.command.broker_calls.BrokerCall.client", lambda *_: client)
     monkeypatch.setattr(leadership, "LOOK_EVERY_S", 0.0)
     monkeypatch.setenv("COLUMNS", "220")
     yield client

@@ -1,7 +1,8 @@
 import pytest
 
-from broker.cli import app, completion
-from broker.cli.contexts import BrokerTarget, GivenOptions
+from broker.cli import app
+from broker.cli.command import completion
+from broker.cli.command.contexts import BrokerTarget, GivenOptions
 from tests.unit.cli.running import run
 
 

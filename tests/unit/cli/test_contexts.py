@@ -5,9 +5,10 @@ import stat
 import click
 import pytest
 
-from broker.cli import app, contexts
-from broker.cli.broker_calls import BrokerCall
-from broker.cli.contexts import BrokerOptions, Context, Contexts, GivenOptions, target
+from broker.cli import app
+from broker.cli.command import contexts
+from broker.cli.command.broker_calls import BrokerCall
+from broker.cli.command.contexts import BrokerOptions, Context, Contexts, GivenOptions, target
 from broker.config.sections import ConfigError
 from tests.unit.cli.running import run
 

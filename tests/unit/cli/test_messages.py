@@ -5,8 +5,8 @@ import re
 import click
 import pytest
 
-from broker.cli import message_options as span
-from broker.cli.message_options import FIELDS, Span, SpanStart, layout_of
+from broker.cli.messages import message_options as span
+from broker.cli.messages.message_options import FIELDS, Span, SpanStart, layout_of
 from broker.client import Browsed, BrowsePage
 from broker.model import Message, TopicId
 from broker.places import Place

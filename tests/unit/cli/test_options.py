@@ -3,8 +3,8 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker.cli.options import place_of
-from broker.cli.publish import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
+from broker.cli.command.options import place_of
+from broker.cli.messages.publish import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
 from broker.client import Published
 from broker.errors import OutcomeUnknown, TopicNotFound
 from broker.moments import time_text, whole_s
@@ -132,7 +132,7 @@ class FailsAfter:
 )
 def test_a_failed_request_reports_which_lines_are_published(requests, error, told, monkeypatch):
     monkeypatch.setattr(
-        "broker.cli.broker_calls.BrokerCall.client", lambda *_: FailsAfter(requests, error)
+        "broker.cli.command.broker_calls.BrokerCall.client", lambda *_: FailsAfter(requests, error)
     )
     done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
     assert done.exception is error
@@ -146,8 +146,10 @@ def test_a_failed_request_reports_which_lines_are_published(requests, error, tol
 def test_a_line_that_no_message_can_be_is_refused_before_it_is_read(
     short, told, code, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("broker.cli.publish.MESSAGE_BYTES_MAX", 100)
-    monkeypatch.setattr("broker.cli.broker_calls.BrokerCall.client", lambda *_: FailsAfter(9, None))
+    monkeypatch.setattr("broker.cli.messages.publish.MESSAGE_BYTES_MAX", 100)
+    monkeypatch.setattr(
+        "broker.cli.command.broker_calls.BrokerCall.client", lambda *_: FailsAfter(9, None)
+    )
     file = tmp_path / "lines"
     file.write_bytes(b"x\n" * short + b"x" * 100_000 + b"\n")
     ended, _, err = run(capsys, "publish", "a/b", "--lines", str(file))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from broker.cli import top
-from broker.cli.output import size_text
-from broker.cli.top import ClusterSnapshot, NodeRow, TopicRow
+from broker.cli.command.output import size_text
+from broker.cli.nodes import top
+from broker.cli.nodes.top import ClusterSnapshot, NodeRow, TopicRow
 from broker.client import Settings
 from broker.errors import NotFound, Overloaded, TopicNotFound, Unavailable
 from broker.model import TopicId

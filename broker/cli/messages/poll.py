@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from broker.cli import message_options as reading
-from broker.cli import output
-from broker.cli.broker_calls import BrokerCall, to_broker
-from broker.cli.message_options import (
+from broker.cli.command import output
+from broker.cli.command.broker_calls import BrokerCall, to_broker
+from broker.cli.command.options import PlaceGiven, SpanType, topic_argument
+from broker.cli.messages import message_options as reading
+from broker.cli.messages.message_options import (
     LineLayout,
     Span,
     SpanStart,
@@ -34,7 +35,6 @@ from broker.cli.message_options import (
     until_option,
     write_message,
 )
-from broker.cli.options import PlaceGiven, SpanType, topic_argument
 from broker.client import BrowsePage, SyncClient, TailOptions
 from broker.clock import SystemClock
 from broker.errors import DoneInPart

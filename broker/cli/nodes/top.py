@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, to_broker
-from broker.cli.cluster import STATE_COLOURS
-from broker.cli.options import SpanType, most_option
-from broker.cli.output import cell, size_text
+from broker.cli.command.broker_calls import BrokerCall, to_broker
+from broker.cli.command.options import SpanType, most_option
+from broker.cli.command.output import cell, size_text
+from broker.cli.nodes.cluster import STATE_COLOURS
 from broker.client import Client, admin
 from broker.errors import BrokerError, NotFound, TopicNotFound, Unavailable
 from broker.model import TopicId

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import click
 
-from broker.cli.output import Field, properties, table, value_of, write_line, write_spaced
+from broker.cli.command.output import Field, properties, table, value_of, write_line, write_spaced
 from broker.errors import BadRequest
 from broker.model import LogKey, timestamp_of
 from broker.moments import time_text

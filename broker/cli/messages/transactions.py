@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
-from broker.cli.options import most_option, place_option, topic_argument
-from broker.cli.output import properties, table, write_line
+from broker.cli.command.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
+from broker.cli.command.options import most_option, place_option, topic_argument
+from broker.cli.command.output import properties, table, write_line
 from broker.client import SyncClient
 from broker.model import TopicId
 from broker.moments import time_text

@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, Command, Json, asks, to_broker
-from broker.cli.options import SpanType, topic_argument
-from broker.cli.output import live_line, write_line
+from broker.cli.command.broker_calls import BrokerCall, Command, Json, asks, to_broker
+from broker.cli.command.options import SpanType, topic_argument
+from broker.cli.command.output import live_line, write_line
 from broker.client import SyncClient, admin
 from broker.client.client_request import ClientRequest
 from broker.errors import Overloaded

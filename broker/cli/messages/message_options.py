@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 from typing_extensions import override
 
-from broker.cli.options import PlaceGiven, id_option, place_option
-from broker.cli.output import write_json
+from broker.cli.command.options import PlaceGiven, id_option, place_option
+from broker.cli.command.output import write_json
 from broker.client import Browsed, SyncClient
 from broker.escapes import escaped_bytes
 from broker.model import NO_HEADERS, Message, MessageId, TopicId

@@ -13,9 +13,9 @@ import click
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 from typing_extensions import override
 
-from broker.cli.broker_calls import BrokerCall, to_broker
-from broker.cli.options import name_and_value, topic_argument, ttl_option
-from broker.cli.output import bar, write_json, write_line
+from broker.cli.command.broker_calls import BrokerCall, to_broker
+from broker.cli.command.options import name_and_value, topic_argument, ttl_option
+from broker.cli.command.output import bar, write_json, write_line
 from broker.client import Published, SyncClient
 from broker.client.acknowledgements import ids_of
 from broker.errors import BrokerError, DoneInPart, TaskFailed

@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from broker.cli.broker_calls import address
-from broker.cli.contexts import GivenOptions
-from broker.cli.output import write_line, write_lines
+from broker.cli.command.broker_calls import address
+from broker.cli.command.contexts import GivenOptions
+from broker.cli.command.output import write_line, write_lines
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, TaskFailed, Unavailable, UnavailableError
 from broker.escapes import escaped

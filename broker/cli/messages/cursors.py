@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, Json, asks, to_broker
-from broker.cli.options import PlaceGiven, id_option, place_option, topic_argument
-from broker.cli.output import table, write_line, write_properties
+from broker.cli.command.broker_calls import BrokerCall, Json, asks, to_broker
+from broker.cli.command.options import PlaceGiven, id_option, place_option, topic_argument
+from broker.cli.command.output import table, write_line, write_properties
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind, id_of
 from broker.client.values import IdPlace

@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 from rich.progress import TextColumn
 
-from broker.cli.broker_calls import json_option, write_answer
-from broker.cli.options import topic_argument
-from broker.cli.output import bar, table, write_json, write_line, write_spaced
-from broker.cli.problems import NotNow
-from broker.cli.serve import add_damage_advice, cannot_open, configured_by, repair_advice, resolved
+from broker.cli.command.broker_calls import json_option, write_answer
+from broker.cli.command.options import topic_argument
+from broker.cli.command.output import bar, table, write_json, write_line, write_spaced
+from broker.cli.command.problems import NotNow
+from broker.cli.nodes.serve import (
+    add_damage_advice,
+    cannot_open,
+    configured_by,
+    repair_advice,
+    resolved,
+)
 from broker.config import sources
 from broker.errors import StorageCorrupt, UnavailableError, install_command
 
@@ -141,7 +147,7 @@ def show(
     broker storage show audit/logins --hbase-gateways hbase1:9090 --payload-log 1700000000000000
     curl -s localhost:8080/v1/transactions/snapshot | broker storage show audit/logins --snapshot -
     """
-    from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
+    from broker.cli.nodes import storage_text  # noqa: PLC0415 - Slow to import.
     from broker.node import stored  # noqa: PLC0415 - Slow to import.
     from broker.storage.shown_log import json_of  # noqa: PLC0415
 
@@ -314,7 +320,7 @@ def _check_one_store(directory: Path | None, flags: Mapping[str, str | None]) ->
 
 def _show(report: CheckReport, advice: str, *, as_json: bool) -> None:
     """Write a report, and exit 0 if it is sound, else 1. People also get the advice, if there is one."""
-    from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
+    from broker.cli.nodes import storage_text  # noqa: PLC0415 - Slow to import.
 
     if as_json:
         write_json(asdict(report))

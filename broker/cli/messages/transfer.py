@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, Command, to_broker
-from broker.cli.options import place_now, told, topic_argument, usage
-from broker.cli.output import bar, write_line
+from broker.cli.command.broker_calls import BrokerCall, Command, to_broker
+from broker.cli.command.options import place_now, told, topic_argument, usage
+from broker.cli.command.output import bar, write_line
 from broker.model import TopicId
 from broker.places import Place
 from broker.transfer.exports import Export, ExportPlan, TypedPlace

@@ -13,8 +13,8 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from broker import places
-from broker.cli import completion
-from broker.cli.contexts import given
+from broker.cli.command import completion
+from broker.cli.command.contexts import given
 from broker.clock import SystemClock
 from broker.errors import BadName, BadRequest
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import click
 
-from broker.cli import leadership
-from broker.cli.broker_calls import BrokerCall, Command, Json, asks, json_option, to_broker
-from broker.cli.options import TOPIC
-from broker.cli.output import table, value_of, write_line
+from broker.cli.command.broker_calls import BrokerCall, Command, Json, asks, json_option, to_broker
+from broker.cli.command.options import TOPIC
+from broker.cli.command.output import table, value_of, write_line
+from broker.cli.nodes import leadership
 from broker.client import SyncClient, admin
 from broker.config.sections import iter_keys
 from broker.config.sources import check_environment

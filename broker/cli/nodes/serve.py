@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.cli.broker_calls import json_option, writes
-from broker.cli.output import write_table
-from broker.cli.problems import NotNow
+from broker.cli.command.broker_calls import json_option, writes
+from broker.cli.command.output import write_table
+from broker.cli.command.problems import NotNow
 from broker.config import sources
 from broker.config.sections import Config, Key, LogFormat, iter_keys
 from broker.coordination.ports import InstanceTaken

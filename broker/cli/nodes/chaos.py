@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from broker.cli.contexts import given
+from broker.cli.command.contexts import given
 from broker.errors import install_command
 
 VERIFIER: Final = "chaos"

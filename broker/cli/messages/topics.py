@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from broker.cli import completion
-from broker.cli.broker_calls import Json, asks
-from broker.cli.contexts import given
-from broker.cli.options import name_and_value, place_now, told, topic_argument, ttl_option
-from broker.cli.output import write_line, write_properties
+from broker.cli.command import completion
+from broker.cli.command.broker_calls import Json, asks
+from broker.cli.command.contexts import given
+from broker.cli.command.options import name_and_value, place_now, told, topic_argument, ttl_option
+from broker.cli.command.output import write_line, write_properties
 from broker.client import SyncClient, TopicInfo
 from broker.model import TopicId
 from broker.moments import time_text, whole_s

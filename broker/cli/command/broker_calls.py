@@ -24,10 +24,10 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from broker.cli import completion, contexts
-from broker.cli.contexts import BrokerTarget, given
-from broker.cli.options import SpanType
-from broker.cli.output import write_json, write_line
+from broker.cli.command import completion, contexts
+from broker.cli.command.contexts import BrokerTarget, given
+from broker.cli.command.options import SpanType
+from broker.cli.command.output import write_json, write_line
 from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
 from broker.config.sources import check_environment

@@ -7,9 +7,17 @@ from typing import Any, Final, Literal, NamedTuple
 
 import click
 
-from broker.cli.broker_calls import BrokerCall, Command, Json, asks, confirm, to_broker, yes_option
-from broker.cli.options import TOPIC, id_type, topic_argument
-from broker.cli.output import table, write_line, write_properties
+from broker.cli.command.broker_calls import (
+    BrokerCall,
+    Command,
+    Json,
+    asks,
+    confirm,
+    to_broker,
+    yes_option,
+)
+from broker.cli.command.options import TOPIC, id_type, topic_argument
+from broker.cli.command.output import table, write_line, write_properties
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
 from broker.model import MessageId, TopicId

@@ -10,9 +10,9 @@ import click
 
 from broker.bench.loads import Load, Show, publish_load, tail_load
 from broker.bench.measure import BYTES_MIN
-from broker.cli.broker_calls import BrokerCall, Command, to_broker
-from broker.cli.options import FiniteRange, topic_argument
-from broker.cli.output import live_line, write_line
+from broker.cli.command.broker_calls import BrokerCall, Command, to_broker
+from broker.cli.command.options import FiniteRange, topic_argument
+from broker.cli.command.output import live_line, write_line
 from broker.client import Client
 from broker.model import TopicId
 

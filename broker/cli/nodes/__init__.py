@@ -1,0 +1,1 @@
+"""The commands about nodes, clusters and stores."""
