@@ -63,11 +63,18 @@ from broker.operations.shapes import fits
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
-from broker.routing.decisions import LOOK_AGAIN, PeerAnswer, is_final
+from broker.routing.calls import (
+    LOOK_AGAIN,
+    OUTCOME,
+    Call,
+    LeaderSeen,
+    PeerAnswer,
+    Relayed,
+    is_final,
+)
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.peer_requests import Receiving
-from broker.routing.routed_calls import OUTCOME, Call, LeaderSeen, Relayed
 from broker.routing.routing import Routing
 from broker.topics.reserved import TRANSACTIONS
 from broker.topics.topics import Topics

@@ -9,12 +9,17 @@ and ZooKeeper; LevelDB and a tree in this process; or simulated ones.
 
 A node alone is a cluster of one: its members are itself, so it leads every topic and finds every lease free. Its store
 tells the rest (``is_alone``): no other process writes there, so no instance id has to be claimed in it.
+
+The nodes of a cluster share a secret. It is a record that the first node writes; a node alone keeps it to itself. It keeps clients from pretending to be
+nodes. A program that can read the record store can read the secret, but it can read all messages too, so it gains nothing
+by pretending.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -31,11 +36,12 @@ from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.instances import claim_instance, until_superseded
 from broker.coordination.ports import Contact, Membership, NodeInfo
+from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
-from broker.routing.peer_requests import Receiving, cluster_secret, new_secret
+from broker.routing.peer_requests import Receiving
 from broker.routing.peers import HttpPeers
 from broker.routing.routing import Routing
 from broker.storage.call_health import CallHealth, CallOutcome
@@ -43,6 +49,11 @@ from broker.storage.log import Logs
 from broker.storage.records import RecordStore
 from broker.topics.topics import Topics
 
+SECRET_KEY: Final = b"cluster/secret"
+SECRET_BYTES: Final = 32
+TRIES_MAX: Final = 10
+PAUSE_S: Final = 0.1
+_FORM = re.compile(rb"[0-9a-f]{%d}" % (2 * SECRET_BYTES))
 INCARNATION_BYTES = 8
 LEAVE_S = 5.0
 """The time in which a node with a wrong clock may hand its topics over. A stopping node has its own bound."""
@@ -160,7 +171,7 @@ class Ground:
         clock, records = self._clock, self.records
         if self.logs.table.is_alone:
             # The store belongs to this process, and so does the number.
-            return await self.coordinator.join(me), new_secret()
+            return await self.coordinator.join(me), _new_secret()
         membership = await claim_instance(
             self.coordinator, records, me, clock, configured=self._config.cluster.instance_id
         )
@@ -308,3 +319,29 @@ async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
     view = (await ask_report(node, ask, CLOCK_S_MAX)).view
     now_ms = None if view is None else view.get("now_ms")
     return Written(sent, now_ms, clock.now_ms()) if isinstance(now_ms, int) else None
+
+
+def _new_secret() -> str:
+    """Return a new secret."""
+    return secrets.token_hex(SECRET_BYTES)
+
+
+async def cluster_secret(records: RecordStore, clock: Clock) -> str:
+    """Return the cluster's secret, and create it if there is none. All nodes get the same.
+
+    Raises:
+        Unavailable: the record store does not answer.
+        StorageCorrupt: the record has no valid secret.
+    """
+    for _ in range(TRIES_MAX):
+        found = await records.get(SECRET_KEY)
+        if found is not None:
+            if not _FORM.fullmatch(found.value):
+                raise StorageCorrupt(f"The record {SECRET_KEY.decode()} has no valid secret.")
+            return found.value.decode("ascii")
+        try:
+            await records.put_if(SECRET_KEY, None, _new_secret().encode("ascii"))
+        except OutcomeUnknown:
+            await clock.sleep(PAUSE_S)
+        # Another node may have been first, so read the stored secret.
+    raise Unavailable("The cluster's secret can't be written.")

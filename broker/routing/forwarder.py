@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from broker.clock import Clock
-from broker.http.answer import HttpAnswer, NoAnswer, NotSent, json_of
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.lanes import SentLane
+from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
+from broker.routing.lanes import Lanes, SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, on_the_wire_ms
-from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, RelayedAnswer, whole
-from broker.routing.routed_calls import LEADER, MOVED, Call, LeaderSeen, Relayed
+from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, Relay, RelayedAnswer, whole
 from broker.shield import bare
 from broker.turns import CallSubject, Turns
 
@@ -32,8 +31,6 @@ READS_OF_TOPIC_MAX: Final = STREAMS_MAX // 4
 NODE: Final = "x-request-id"
 """Each answer of a node has this header. Another kind of server that listens at a node's address must not decide the
 outcome of a request."""
-LANES_OF_ONE_MAX: Final = 1000
-"""The most lanes of one connection, unless more have requests that are not resolved."""
 
 
 class _ForwardedRequest(NamedTuple):
@@ -41,63 +38,6 @@ class _ForwardedRequest(NamedTuple):
     path: str
     headers: Mapping[str, str]
     body: bytes
-
-
-class Elsewhere(NamedTuple):
-    """The content of a 421: the leader, as far as the sender of the 421 knows it."""
-
-    node: int | None = None
-    url: str | None = None
-    epoch: int | None = None
-
-    @classmethod
-    def of(cls, reply: HttpAnswer) -> Elsewhere:
-        """Read the body of a 421. If it is unreadable, the leader is unknown."""
-        try:
-            fields = json_of(reply.body)
-            node, url, epoch = fields["node"], fields["url"], fields["epoch"]
-        except (ValueError, TypeError, KeyError):
-            return cls()
-        return cls(
-            node if isinstance(node, int) else None,
-            url if isinstance(url, str) else None,
-            epoch if isinstance(epoch, int) else None,
-        )
-
-
-class Lanes:
-    """The lanes of the requests that this node forwards: one for each connection and topic.
-
-    Leaders remember a lane until the deadlines of its requests have passed, and have room for a fixed number of lanes.
-    So the lanes of a connection that writes to very many topics are bounded. A further topic takes over the lane, and
-    its numbers, of the topic to which the connection has not written for longest.
-    """
-
-    def __init__(self) -> None:
-        """Begin without a lane."""
-        self._count = 0
-        self._of: WeakKeyDictionary[object, OrderedDict[TopicId, SentLane]] = WeakKeyDictionary()
-
-    def of(self, source: object, topic: TopicId) -> SentLane:
-        """Return the lane of a connection and a topic. It is forgotten with the connection."""
-        lanes = self._of.setdefault(source, OrderedDict())
-        lane = lanes.get(topic)
-        if lane is None:
-            lane = lanes[topic] = self._take_idle(lanes) or self._make()
-        lanes.move_to_end(topic)
-        return lane
-
-    @staticmethod
-    def _take_idle(lanes: OrderedDict[TopicId, SentLane]) -> SentLane | None:
-        """Take the lane of another topic, if a lane has no request in flight."""
-        if len(lanes) < LANES_OF_ONE_MAX:
-            return None
-        resolved = next((topic for topic, lane in lanes.items() if lane.is_resolved), None)
-        return None if resolved is None else lanes.pop(resolved)
-
-    def _make(self) -> SentLane:
-        self._count += 1
-        return SentLane(self._count)
 
 
 class Epochs:
@@ -123,29 +63,6 @@ class Epochs:
             self._seen.move_to_end(topic)
             if len(self._seen) > EPOCHS_MAX:
                 self._seen.popitem(last=False)
-
-
-class _Reading:
-    """An answer to a read. The read counts as in flight until the answer is closed."""
-
-    def __init__(self, relay: RelayedAnswer, left: Callable[[], None]) -> None:
-        self._relay = relay
-        self._left: Callable[[], None] | None = left
-        self.status = relay.status
-        self.headers = relay.headers
-
-    @property
-    def ended(self) -> bool:
-        return self._relay.ended
-
-    async def chunk(self, silence_s: float | None = None) -> bytes:
-        return await self._relay.chunk(silence_s)
-
-    def close(self) -> None:
-        left, self._left = self._left, None
-        if left is not None:
-            left()
-            self._relay.close()
 
 
 class Forwarder:
@@ -272,7 +189,7 @@ class Forwarder:
 
         self._reads[key] += 1
         try:
-            return _Reading(await self._peers.stream(url, ask, silence_s), left)
+            return Relay(await self._peers.stream(url, ask, silence_s), left)
         except BaseException:
             left()
             raise

@@ -20,13 +20,18 @@ from __future__ import annotations
 
 import enum
 import heapq
+from collections import OrderedDict
 from typing import Final
+from weakref import WeakKeyDictionary
 
+from broker.model import TopicId
 from broker.routing.nodeheaders import LaneTicket, Sender
 
 LANES_MAX: Final = 100_000
 LANE_SPAN_MAX: Final = 1024
 """The greatest distance of a number from the lowest unresolved one."""
+LANES_OF_ONE_MAX: Final = 1000
+"""The most lanes of one connection, unless more have requests that are not resolved."""
 LOOKED_AT_MAX: Final = 1000
 """The most lanes that are looked at for a new one: the event loop must not wait for a look at all."""
 
@@ -60,6 +65,41 @@ class SentLane:
     def resolved(self, number: int) -> None:
         """Note that the client has the outcome of a request."""
         self._unresolved.pop(number, None)
+
+
+class Lanes:
+    """The lanes of the requests that this node forwards: one for each connection and topic.
+
+    Leaders remember a lane until the deadlines of its requests have passed, and have room for a fixed number of lanes.
+    So the lanes of a connection that writes to very many topics are bounded. A further topic takes over the lane, and
+    its numbers, of the topic to which the connection has not written for longest.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a lane."""
+        self._count = 0
+        self._of: WeakKeyDictionary[object, OrderedDict[TopicId, SentLane]] = WeakKeyDictionary()
+
+    def of(self, source: object, topic: TopicId) -> SentLane:
+        """Return the lane of a connection and a topic. It is forgotten with the connection."""
+        lanes = self._of.setdefault(source, OrderedDict())
+        lane = lanes.get(topic)
+        if lane is None:
+            lane = lanes[topic] = self._take_idle(lanes) or self._make()
+        lanes.move_to_end(topic)
+        return lane
+
+    @staticmethod
+    def _take_idle(lanes: OrderedDict[TopicId, SentLane]) -> SentLane | None:
+        """Take the lane of another topic, if a lane has no request in flight."""
+        if len(lanes) < LANES_OF_ONE_MAX:
+            return None
+        resolved = next((topic for topic, lane in lanes.items() if lane.is_resolved), None)
+        return None if resolved is None else lanes.pop(resolved)
+
+    def _make(self) -> SentLane:
+        self._count += 1
+        return SentLane(self._count)
 
 
 class LaneDecision(enum.Enum):

@@ -2,33 +2,21 @@
 
 Four checks come in this order: the sender knows the secret, both nodes know the protocol, the deadline has not passed,
 and it is the request's turn in its lane. A request that is refused here was not done.
-
-The secret is a record that the first node writes; a node alone keeps it to itself. It keeps clients from pretending to be
-nodes. A program that can read the record store can read the secret, but it can read all messages too, so it gains nothing
-by pretending.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from broker.clock import Clock
-from broker.errors import NoLeader, OutcomeUnknown, Overloaded, StorageCorrupt, Unavailable
+from broker.errors import NoLeader, Overloaded
 from broker.routing import nodeheaders
 from broker.routing.lanes import LANES_MAX, LaneDecision, ReceivedLanes
 from broker.routing.nodeheaders import NodeHeaders, Sender
-from broker.storage.records import RecordStore
 
-SECRET_KEY: Final = b"cluster/secret"
-SECRET_BYTES: Final = 32
-TRIES_MAX: Final = 10
-PAUSE_S: Final = 0.1
-_FORM = re.compile(rb"[0-9a-f]{%d}" % (2 * SECRET_BYTES))
 TURN_S: Final = 1.0
 """The time for which a request waits for earlier requests of its lane. After it the sender must send the request again:
 then it may know more outcomes."""
@@ -132,29 +120,3 @@ class Handled:
     def __init__(self) -> None:
         """Begin as not final: a request that ends without an answer has no outcome."""
         self.is_final = False
-
-
-def new_secret() -> str:
-    """Return a new secret."""
-    return secrets.token_hex(SECRET_BYTES)
-
-
-async def cluster_secret(records: RecordStore, clock: Clock) -> str:
-    """Return the cluster's secret, and create it if there is none. All nodes get the same.
-
-    Raises:
-        Unavailable: the record store does not answer.
-        StorageCorrupt: the record has no valid secret.
-    """
-    for _ in range(TRIES_MAX):
-        found = await records.get(SECRET_KEY)
-        if found is not None:
-            if not _FORM.fullmatch(found.value):
-                raise StorageCorrupt(f"The record {SECRET_KEY.decode()} has no valid secret.")
-            return found.value.decode("ascii")
-        try:
-            await records.put_if(SECRET_KEY, None, new_secret().encode("ascii"))
-        except OutcomeUnknown:
-            await clock.sleep(PAUSE_S)
-        # Another node may have been first, so read the stored secret.
-    raise Unavailable("The cluster's secret can't be written.")

@@ -10,12 +10,13 @@ block publishes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
-from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection, Streamed
+from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection
 from broker.http.pool import Pool, open_connection
 
 CONNECTIONS_MAX: Final = 4096
@@ -67,30 +68,28 @@ class Peers(Protocol):
         """Close everything; requests in flight end as unanswered."""
 
 
-class _Relay:
-    """A streamed answer that gives its connection back."""
+class Relay:
+    """A streamed answer. It calls ``closed`` once, when its reader has closed it."""
 
-    def __init__(
-        self, streamed: Streamed, pool: Pool[OutboundConnection], connection: OutboundConnection
-    ) -> None:
-        self._streamed = streamed
-        self._pool = pool
-        self._connection: OutboundConnection | None = connection
-        self.status = streamed.status
-        self.headers = streamed.headers
+    def __init__(self, answer: RelayedAnswer, closed: Callable[[], None]) -> None:
+        """Pass this answer on."""
+        self._answer = answer
+        self._closed: Callable[[], None] | None = closed
+        self.status = answer.status
+        self.headers = answer.headers
+        self.chunk = answer.chunk
 
     @property
     def ended(self) -> bool:
-        return self._streamed.ended
-
-    async def chunk(self, silence_s: float | None = None) -> bytes:
-        return await self._streamed.chunk(silence_s)
+        """True if the whole answer has arrived."""
+        return self._answer.ended
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._streamed.close()
-            _give_back(self._pool, connection)
+        """Stop reading."""
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            self._answer.close()
+            closed()
 
 
 class HttpPeers:
@@ -130,7 +129,7 @@ class HttpPeers:
         except BaseException:
             _give_back(pool, connection)
             raise
-        return _Relay(streamed, pool, connection)
+        return Relay(streamed, partial(_give_back, pool, connection))
 
     def forget_others(self, urls: Collection[str]) -> None:
         """Forget all nodes but those at ``urls``. Requests in flight to the others may still be answered."""

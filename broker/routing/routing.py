@@ -17,16 +17,6 @@ A paused process, or a failed machine, does not close its connections. The sende
 deadline, although another node already leads. So while a request is in flight, this node checks regularly that the
 topic's place is still the node asked. After a change it waits for a grace period, because a leader that hands over
 still answers the requests that it has accepted.
-
-How a node uses it::
-
-    secret = await cluster_secret(records, clock)
-    peers = HttpPeers()
-    forwarder = Forwarder(peers, clock, Sender(me.instance, me.incarnation), secret)
-    routing = Routing(tenure, forwarder, clock, metrics, me=me, leads=holds_the_log_of)
-    receiving = Receiving(secret, clock)
-    ...                                       # api.routed puts them around the handlers
-    await peers.close()                       # after the last request was answered
 """
 
 from __future__ import annotations
@@ -47,18 +37,20 @@ from broker.http.answer import NoAnswer, NotSent
 from broker.metrics import OK, Metrics
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.decisions import (
+from broker.routing.calls import (
+    Call,
+    LeaderSeen,
     Next,
     PeerAnswer,
+    Relayed,
     after_answer,
     after_loss,
     at_the_deadline,
     outcome_unknown,
 )
-from broker.routing.forwarder import Elsewhere, Forwarder
+from broker.routing.forwarder import Forwarder
 from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import Repeat, check_serves
-from broker.routing.routed_calls import Call, Relayed
 from broker.shield import bare
 
 PAUSE_S: Final = 0.015
@@ -141,7 +133,7 @@ class _Journey(Generic[Result]):
         """True if the last attempt was on this node."""
         self._is_sent = False
         """True if the last attempt on another node may have been sent."""
-        self._hint: Elsewhere | None = None
+        self._hint: LeaderSeen | None = None
         self._place: tuple[SentLane, int] | None = None
         self._reason = "none is known"
         self._sent_at: float | None = None
@@ -237,7 +229,7 @@ class _Journey(Generic[Result]):
             _LookAgain: no live node with a known protocol may lead the topic.
         """
         hint, self._hint = self._hint, None
-        if hint is not None and hint.url is not None and hint.url != self._routing.me.url:
+        if hint is not None and hint.url not in ("", self._routing.me.url):
             return hint.url
         place = self._routing.place(self._call.topic)
         if place.here:
@@ -265,7 +257,7 @@ class _Journey(Generic[Result]):
             return await self._local(repeat)
         except NotLeader as error:
             self._reason = error.message
-            self._hint = Elsewhere(error.node, error.url, error.epoch)
+            self._hint = LeaderSeen(error.url or "", error.node, error.epoch)
             raise _LookAgain from error
         except BrokerError as error:
             self._reason = error.message
@@ -331,7 +323,7 @@ class _Journey(Generic[Result]):
         """Learn the leader and its epoch from a 421. Return whether the node asked does lead, in another epoch."""
         if relayed.reply.status != NotLeader.http_status:
             return False
-        named = Elsewhere.of(relayed.reply)
+        named = LeaderSeen.named_in(relayed.reply)
         self._forwarder.epochs.learn(self._call.topic, named.epoch)
         if named.url == url and named.epoch is not None:
             return True

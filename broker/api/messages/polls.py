@@ -51,9 +51,9 @@ from broker.operations.operation import RepeatEffect
 from broker.operations.parameters import BLOCKED_BY_HEADER, COMMITTED, WAIT
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
+from broker.routing.calls import MOVED, Call, Relayed
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
-from broker.routing.routed_calls import MOVED, Call, Relayed
 from broker.shield import unless_abandoned
 from broker.topics.overdue import in_time
 from broker.topics.pages import PollPage

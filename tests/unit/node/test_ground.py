@@ -17,9 +17,8 @@ from broker.errors import Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.node import ground as grounds
-from broker.node.ground import RELEASE_S, Ground, Stores
+from broker.node.ground import RELEASE_S, SECRET_KEY, Ground, Stores
 from broker.routing.nodeheaders import PROTOCOL
-from broker.routing.peer_requests import SECRET_KEY
 from broker.routing.peers import HttpPeers
 from broker.storage.call_health import CallOutcome
 from broker.storage.log import Logs

@@ -6,8 +6,8 @@ import pytest
 
 from broker.model import TopicId
 from broker.routing import forwarder
-from broker.routing.forwarder import Epochs, Lanes
-from broker.routing.lanes import LaneDecision, ReceivedLanes, SentLane
+from broker.routing.forwarder import Epochs
+from broker.routing.lanes import LaneDecision, Lanes, ReceivedLanes, SentLane
 from broker.routing.nodeheaders import Sender
 
 
@@ -41,7 +41,7 @@ def test_lanes_are_forgotten_with_their_connection() -> None:
 
 
 def test_the_lanes_of_one_connection_are_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(forwarder, "LANES_OF_ONE_MAX", 3)
+    monkeypatch.setattr("broker.routing.lanes.LANES_OF_ONE_MAX", 3)
     lanes, source = Lanes(), Source()
     numbers = {lanes.of(source, topic(number)).lane for number in range(1000)}
     assert numbers == {1, 2, 3}
@@ -52,7 +52,7 @@ def test_the_lanes_of_one_connection_are_bounded(monkeypatch) -> None:
 
 
 def test_a_lane_with_an_unresolved_request_is_not_reused(monkeypatch) -> None:
-    monkeypatch.setattr(forwarder, "LANES_OF_ONE_MAX", 3)
+    monkeypatch.setattr("broker.routing.lanes.LANES_OF_ONE_MAX", 3)
     lanes, source = Lanes(), Source()
     found = [lanes.of(source, topic(number)) for number in range(3)]
     for lane in found:
@@ -62,7 +62,7 @@ def test_a_lane_with_an_unresolved_request_is_not_reused(monkeypatch) -> None:
 
 def test_a_client_of_many_topics_needs_few_lanes_of_a_leader(monkeypatch) -> None:
     """The leader takes each request, although earlier requests of its lane were for other topics."""
-    monkeypatch.setattr(forwarder, "LANES_OF_ONE_MAX", 3)
+    monkeypatch.setattr("broker.routing.lanes.LANES_OF_ONE_MAX", 3)
     lanes, source, leader = Lanes(), Source(), ReceivedLanes(lanes_max=3)
     sender = Sender(1, "life")
     for number in range(100):

@@ -9,10 +9,10 @@ from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
+from broker.routing.calls import Call
 from broker.routing.forwarder import TURNS_MAX, Forwarder
 from broker.routing.nodeheaders import Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, RelayedAnswer
-from broker.routing.routed_calls import Call
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 from broker.turns import LATE_S
 

@@ -17,10 +17,10 @@ from broker.http.outbound import Ask
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
+from broker.routing.calls import Call
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.peers import RelayedAnswer
-from broker.routing.routed_calls import Call
 from broker.routing.routing import Routing
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 

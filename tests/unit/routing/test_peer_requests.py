@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from broker.clock import SystemClock
+from broker.node.ground import cluster_secret
 from broker.routing.nodeheaders import LaneTicket, NodeHeaders, Repeat, Sender
-from broker.routing.peer_requests import Receiving, cluster_secret
+from broker.routing.peer_requests import Receiving
 from broker.testing import simulated
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time

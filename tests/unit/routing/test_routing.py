@@ -7,8 +7,8 @@ import pytest
 
 from broker.coordination.memory import SESSION_TIMEOUT_S
 from broker.model import PublishRequest
+from broker.node.ground import SECRET_KEY
 from broker.routing import nodeheaders
-from broker.routing.peer_requests import SECRET_KEY
 from broker.storage.table import Space
 from broker.testing.virtual_time import pass_time
 from broker.wire import avro

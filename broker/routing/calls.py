@@ -1,4 +1,4 @@
-"""Decide the next step after an attempt to get a request answered by the topic's leader.
+"""A routed request and its answer as values; and the step after an attempt to get the answer from the topic's leader.
 
 ::
 
@@ -20,6 +20,9 @@ alone. If another attempt may help, this node makes it; else the outcome is unkn
 from __future__ import annotations
 
 import enum
+import math
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from broker.errors import (
@@ -31,11 +34,49 @@ from broker.errors import (
     OutcomeUnknown,
     UnavailableError,
 )
+from broker.http.answer import HttpAnswer, json_of
+from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
+from broker.routing.peers import RelayedAnswer
+
+MOVED = "Broker-Moved"
+"""A header of the answer to a waiting poll: the poll ends early, because another node leads now."""
+ERROR = "broker-error"
+OUTCOME = "broker-outcome"
+LEADER = "broker-leader"
+_NUMBER = re.compile("[0-9]{1,19}")
+"""Node numbers and epochs have at most 63 bits."""
+
 
 LOOK_AGAIN = frozenset({NoLeader.code, NotLeader.code, Forbidden.code})
 """A leader's refusals with these codes may disappear when the sender looks up the leader again. The sender has already
 checked the caller's rights, so *forbidden* means that the other node does not accept this node's secret yet."""
+
+
+class Call(NamedTuple):
+    """A request for the topic's leader.
+
+    ``name`` is its name in metrics; ``target`` is its raw path and query; ``headers`` go with it to another node.
+    ``deadline`` is monotonic. ``source`` is the connection from which it came, if its order among the requests of
+    this connection counts; it must be weakly referable. ``own_key``: the client sent an idempotency key. A poll may
+    wait until ``waits_until`` (monotonic); each node that is asked gets the time that is left.
+    """
+
+    kind: RepeatEffect
+    name: str
+    topic: TopicId
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    deadline: float
+    source: object | None = None
+    own_key: bool = False
+    waits_until: float = -math.inf
+
+    def wait_s(self, now: float) -> float:
+        """Return the time that it may still wait, 0 if it does not wait."""
+        return max(self.waits_until - now, 0.0)
 
 
 class Next(enum.Enum):
@@ -75,6 +116,76 @@ class PeerAnswer(NamedTuple):
 
 
 SUCCESS = PeerAnswer("", "refused", retriable=False)
+
+
+class Relayed(NamedTuple):
+    """A leader's answer: a whole reply, or (with ``relay``) one whose body follows."""
+
+    reply: HttpAnswer
+    relay: RelayedAnswer | None = None
+
+    @property
+    def has_moved(self) -> bool:
+        """Return whether it answers a poll that ended early because another node leads now."""
+        return MOVED.lower() in self.reply.headers
+
+    @property
+    def peer_answer(self) -> PeerAnswer:
+        """Return the part of the answer that decisions need."""
+        headers = self.reply.headers
+        return PeerAnswer.by_reply(
+            self.reply.status, headers.get(ERROR, ""), headers.get(OUTCOME, "")
+        )
+
+    def close(self) -> None:
+        """Stop reading the body."""
+        if self.relay is not None:
+            self.relay.close()
+
+
+class LeaderSeen(NamedTuple):
+    """A topic's leader, as far as a node knows it. As the header ``Broker-Leader``: ``<url>;node=<n>;epoch=<e>``."""
+
+    url: str = ""
+    node: int | None = None
+    epoch: int | None = None
+
+    @classmethod
+    def named_in(cls, reply: HttpAnswer) -> LeaderSeen:
+        """Read the body of a 421. If it is unreadable, the leader is unknown."""
+        try:
+            fields = json_of(reply.body)
+            node, url, epoch = fields["node"], fields["url"], fields["epoch"]
+        except (ValueError, TypeError, KeyError):
+            return cls()
+        return cls(
+            url if isinstance(url, str) else "",
+            node if isinstance(node, int) else None,
+            epoch if isinstance(epoch, int) else None,
+        )
+
+    def format(self) -> str:
+        """Return the header's value."""
+        text = self.url
+        if self.node is not None:
+            text += f";node={self.node}"
+        if self.epoch is not None:
+            text += f";epoch={self.epoch}"
+        return text
+
+    @classmethod
+    def parse(cls, text: str) -> LeaderSeen:
+        """Read the header's value. Unreadable parts count as unknown."""
+        url, *parts = text.split(";")
+        fields = dict(part.strip().partition("=")[::2] for part in parts)
+        return cls(url.strip(), _number(fields.get("node")), _number(fields.get("epoch")))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+
+
+# --- Decisions ------------------------------------------------------------------------------------
 
 
 def after_answer(kind: RepeatEffect, answer: PeerAnswer, *, in_doubt: bool, own_key: bool) -> Next:

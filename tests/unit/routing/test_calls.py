@@ -1,6 +1,8 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.errors import (
     BadRequest,
@@ -14,11 +16,14 @@ from broker.errors import (
     Unavailable,
     registry,
 )
+from broker.http.answer import HttpAnswer
 from broker.operations.operation import RepeatEffect
-from broker.routing.decisions import (
+from broker.routing.calls import (
     SUCCESS,
+    LeaderSeen,
     Next,
     PeerAnswer,
+    Relayed,
     after_answer,
     after_loss,
     at_the_deadline,
@@ -130,3 +135,43 @@ def test_the_sender_passes_on_every_answer_that_is_final_for_the_leader(kind, er
     if is_final(kind, by(error), attempt=attempt, own_key=own):
         for doubt in EITHER[:attempt]:
             assert after_answer(kind, by(error), in_doubt=doubt, own_key=own) is Next.REPLY
+
+
+NUMBER = st.none() | st.integers(0, 1 << 62)
+
+
+@given(st.from_regex(r"https?://[a-z0-9.:]{1,20}", fullmatch=True), NUMBER, NUMBER)
+def test_the_header_of_the_leader_is_parsed_as_it_was_formatted(url, node, epoch) -> None:
+    seen = LeaderSeen(url, node, epoch)
+    assert LeaderSeen.parse(seen.format()) == seen
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_parsed(text: str) -> None:
+    LeaderSeen.parse(text)
+
+
+def test_a_number_of_too_many_digits_counts_as_unknown() -> None:
+    assert LeaderSeen.parse("http://a:1;node=1;epoch=" + "9" * 5000) == LeaderSeen("http://a:1", 1)
+
+
+@given(st.binary(max_size=60))
+def test_any_421_is_parsed(body: bytes) -> None:
+    assert LeaderSeen.named_in(HttpAnswer(421, {}, body)) == LeaderSeen()
+
+
+@pytest.mark.parametrize(
+    ("body", "leader"),
+    [
+        (b'{"node":1,"url":"u","epoch":2}', LeaderSeen("u", 1, 2)),
+        (b'{"node":null,"url":null,"epoch":null}', LeaderSeen()),
+        (b'{"node":"1","url":3,"epoch":[]}', LeaderSeen()),
+    ],
+)
+def test_a_421_names_the_leader(body: bytes, leader: LeaderSeen) -> None:
+    assert LeaderSeen.named_in(HttpAnswer(421, {}, body)) == leader
+
+
+def test_an_answer_shows_that_the_poll_has_moved() -> None:
+    assert Relayed(HttpAnswer(200, {"broker-moved": "true"}, b"")).has_moved
+    assert not Relayed(HttpAnswer(200, {}, b"")).has_moved

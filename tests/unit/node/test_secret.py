@@ -2,7 +2,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
-from broker.routing.peer_requests import SECRET_KEY, cluster_secret
+from broker.node.ground import SECRET_KEY, cluster_secret
 from broker.testing.memory import MemoryRecords
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, simulate
 
