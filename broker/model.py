@@ -19,8 +19,8 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Final, NamedTuple, cast
 
 from typing_extensions import override
 
@@ -271,25 +271,15 @@ class RollbackRange(NamedTuple):
     last: LogKey
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
     """The messages that a transaction may see (Tephra's Transaction).
 
-    Lists are ascending; arrays must be ascending already. For a consumer a pointer is *visible*, *skipped*
+    All parts are given by name; ``write_pointer`` is the transaction's id if not given. Lists are sorted here; arrays must
+    be ascending already (wire/transaction.py). For a consumer a pointer is *visible*, *skipped*
     (invalid), or *blocking*: its transaction can still commit. A scan ends at a blocking pointer, as the order of
     messages is more important than latency.
     """
-
-    __slots__ = (
-        "checkpoint_pointers",
-        "first_short_in_progress",
-        "in_progress",
-        "invalids",
-        "long",
-        "read_pointer",
-        "transaction_id",
-        "visibility",
-        "write_pointer",
-    )
 
     class Visibility(enum.IntEnum):
         """Which of its own writes a transaction sees."""
@@ -298,47 +288,32 @@ class Snapshot:
         SNAPSHOT_EXCLUDE_CURRENT = 2
         SNAPSHOT_ALL = 3
 
-    def __init__(  # noqa: PLR0913  # The same parts as in the original, all by name.
-        self,
-        *,
-        transaction_id: int,
-        read_pointer: int,
-        write_pointer: int | None = None,
-        invalids: Sequence[int] = (),
-        in_progress: Sequence[int] = (),
-        first_short_in_progress: int = POINTER_MAX,
-        long: bool = False,
-        checkpoint_pointers: Sequence[int] = (),
-        visibility: Snapshot.Visibility = Visibility.SNAPSHOT,
-    ) -> None:
-        """Sort and keep the parts; ``write_pointer`` is the transaction's id if not given.
+    transaction_id: int
+    read_pointer: int
+    write_pointer: int = cast("int", None)
+    invalids: Sequence[int] = ()
+    in_progress: Sequence[int] = ()
+    first_short_in_progress: int = POINTER_MAX
+    long: bool = False
+    checkpoint_pointers: Sequence[int] = ()
+    visibility: Visibility = Visibility.SNAPSHOT
 
-        An array is kept as it is: the caller has put it in order (wire/transaction.py).
-        """
-        self.transaction_id = transaction_id
-        self.read_pointer = read_pointer
-        self.write_pointer = transaction_id if write_pointer is None else write_pointer
-        self.invalids = _ascending(invalids)
-        self.in_progress = _ascending(in_progress)
-        self.first_short_in_progress = first_short_in_progress
-        self.long = long
-        self.checkpoint_pointers = _ascending(checkpoint_pointers)
-        self.visibility = visibility
+    def __post_init__(self) -> None:
+        """Sort the lists."""
+        if cast("object", self.write_pointer) is None:
+            self.write_pointer = self.transaction_id
+        self.invalids = _ascending(self.invalids)
+        self.in_progress = _ascending(self.in_progress)
+        self.checkpoint_pointers = _ascending(self.checkpoint_pointers)
 
     @override
     def __eq__(self, other: object) -> bool:
         """Compare all parts."""
         if not isinstance(other, Snapshot):
             return NotImplemented
-        return all(_part(self, name) == _part(other, name) for name in self.__slots__)
+        return all(_part(self, each.name) == _part(other, each.name) for each in fields(self))
 
     __hash__ = None  # type: ignore[assignment]  # It has mutable lists, so it can't be a key.
-
-    @override
-    def __repr__(self) -> str:
-        """Show all parts."""
-        parts = ", ".join(f"{name}={_part(self, name)!r}" for name in self.__slots__)
-        return f"Snapshot({parts})"
 
     def is_invalid(self, pointer: int) -> bool:
         """True if the pointer's transaction is known to be invalid."""

@@ -13,7 +13,14 @@ from broker.operations.operation import RepeatEffect
 from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.routing.lanes import Lanes, SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, on_the_wire_ms
-from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, Relay, RelayedAnswer, whole
+from broker.routing.peers import (
+    CONNECTIONS_MAX,
+    STREAMS_MAX,
+    Peers,
+    RelayedAnswer,
+    RelayedStream,
+    whole,
+)
 from broker.shield import bare
 from broker.turns import CallSubject, Turns
 
@@ -189,7 +196,7 @@ class Forwarder:
 
         self._reads[key] += 1
         try:
-            return Relay(await self._peers.stream(url, ask, silence_s), left)
+            return RelayedStream(await self._peers.stream(url, ask, silence_s), left)
         except BaseException:
             left()
             raise

@@ -68,7 +68,7 @@ class Peers(Protocol):
         """Close everything; requests in flight end as unanswered."""
 
 
-class Relay:
+class RelayedStream:
     """A streamed answer. It calls ``closed`` once, when its reader has closed it."""
 
     def __init__(self, answer: RelayedAnswer, closed: Callable[[], None]) -> None:
@@ -129,7 +129,7 @@ class HttpPeers:
         except BaseException:
             _give_back(pool, connection)
             raise
-        return Relay(streamed, partial(_give_back, pool, connection))
+        return RelayedStream(streamed, partial(_give_back, pool, connection))
 
     def forget_others(self, urls: Collection[str]) -> None:
         """Forget all nodes but those at ``urls``. Requests in flight to the others may still be answered."""
