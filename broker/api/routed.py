@@ -63,7 +63,7 @@ from broker.operations.shapes import fits
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
-from broker.routing.calls import (
+from broker.routing.decisions import (
     LOOK_AGAIN,
     OUTCOME,
     Call,

@@ -8,7 +8,7 @@
                  ▼ │
               forward ──▶ leader: secret, protocol, deadline, lane, epoch ──▶ handler
 
-The decisions are pure (``nodeheaders``, ``lanes``, ``calls``). Around them are the connections to
+The decisions are pure (``nodeheaders``, ``lanes``, ``decisions``). Around them are the connections to
 the other nodes (``peers``), the path of one request (``routing``), and the admission of requests from other nodes
 (``peer_requests``).
 """

@@ -10,7 +10,7 @@ from broker.clock import Clock
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
+from broker.routing.decisions import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.routing.lanes import Lanes, SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, on_the_wire_ms
 from broker.routing.peers import (

@@ -37,7 +37,7 @@ from broker.http.answer import NoAnswer, NotSent
 from broker.metrics import OK, Metrics
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.calls import (
+from broker.routing.decisions import (
     Call,
     LeaderSeen,
     Next,

@@ -53,7 +53,7 @@ from broker.model import (
 from broker.operations.media_types import EVENTS
 from broker.operations.parameters import LEADER_HEADER
 from broker.places import Place
-from broker.routing.calls import LeaderSeen
+from broker.routing.decisions import LeaderSeen
 from broker.shield import unless_abandoned
 from broker.topics.blockers import BlockersQuery
 from broker.topics.browse import BrowseQuery

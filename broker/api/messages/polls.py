@@ -51,7 +51,7 @@ from broker.operations.operation import RepeatEffect
 from broker.operations.parameters import BLOCKED_BY_HEADER, COMMITTED, WAIT
 from broker.places import GENERATION_HEADER
 from broker.routing import nodeheaders
-from broker.routing.calls import MOVED, Call, Relayed
+from broker.routing.decisions import MOVED, Call, Relayed
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.shield import unless_abandoned

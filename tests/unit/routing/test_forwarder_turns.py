@@ -9,7 +9,7 @@ from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import Ask
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.calls import Call
+from broker.routing.decisions import Call
 from broker.routing.forwarder import TURNS_MAX, Forwarder
 from broker.routing.nodeheaders import Repeat, Sender
 from broker.routing.peers import CONNECTIONS_MAX, RelayedAnswer

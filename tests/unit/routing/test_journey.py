@@ -17,7 +17,7 @@ from broker.http.outbound import Ask
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
-from broker.routing.calls import Call
+from broker.routing.decisions import Call
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.peers import RelayedAnswer

@@ -18,7 +18,7 @@ from broker.errors import (
 )
 from broker.http.answer import HttpAnswer
 from broker.operations.operation import RepeatEffect
-from broker.routing.calls import (
+from broker.routing.decisions import (
     SUCCESS,
     LeaderSeen,
     Next,
