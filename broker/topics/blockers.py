@@ -4,8 +4,8 @@ A consumer stops at the first message of a transaction that has not ended: the m
 before it (fetch.py). Messages of other open transactions may lie behind that one, and would block the consumer next.
 The search reports each such transaction once, with its first message and the number of messages behind that.
 
-The search is bounded: it stops after a number of transactions, or after a number of entries. It reads entries in
-pauses, as browsing does.
+The search is bounded: it stops after a number of transactions, or after a number of entries, but not before the first
+transaction: a reader from now on begins there. It reads entries in pauses, as browsing does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from broker.topics.ranges import TopicNumberings
 from broker.topics.surroundings import Surroundings
 
 ENTRIES_MAX: Final = 200_000
-"""The most entries that one search reads."""
+"""The most entries that one search reads, if a transaction is among them."""
 
 
 class BlockersQuery(NamedTuple):
@@ -116,7 +116,7 @@ async def _find(
                 return found, False
             first, before = found.get(entry.pointer, (key, 0))
             found[entry.pointer] = first, before + messages
-        if looked >= ENTRIES_MAX:
+        if looked >= ENTRIES_MAX and found:
             return found, reader.ended
     return found, True
 

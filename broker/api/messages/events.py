@@ -39,6 +39,7 @@ from broker.api.messages.polls import EventPage, Polling, committed_in
 from broker.api.router import NodeParts, TopicHandlers
 from broker.clock import Clock
 from broker.errors import TopicNotFound, TopicRecreated
+from broker.http.budget import BudgetKind
 from broker.http.reply import Answer, ChunkedReply, Headers
 from broker.http.request import Request
 from broker.model import (
@@ -113,7 +114,9 @@ class Events(TopicHandlers):
         if snapshot is None or not snapshot.in_progress:
             return last
         wanted = BlockersQuery(snapshot, limit=1, generation=generation)
-        found = (await self._topics.blockers(request.topic, wanted)).blockers
+        found = (await self._topics.blockers(request.topic, wanted, request.usage)).blockers
+        for kind in (BudgetKind.ROWS, BudgetKind.REPLY_BYTES):
+            request.usage.give(kind)  # The search has ended; the stream may last for days.
         return min([last, *(log_key_before(each.first) + LOG_KEY_MAX for each in found)])
 
     async def _page(self, request: Request, poll: Poll) -> EventPage | None:

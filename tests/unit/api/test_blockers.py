@@ -207,6 +207,20 @@ async def test_a_search_has_its_place_and_its_bounds(
     assert (len(told["blockers"]), told["complete"]) == (1, False)
 
 
+async def test_a_search_goes_on_to_the_first_transaction_that_blocks(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader from now on begins before it, so an answer without it would let the reader pass its messages."""
+    pointer = await begun(broker)
+    for number in range(5):
+        await publish(broker, b"%d" % number)
+    await publish(broker, b"x", pointer=pointer)
+    monkeypatch.setattr(searching, "ENTRIES_MAX", 1)
+    monkeypatch.setattr(searching, "AT_ONCE_BYTES", 1)
+    told = await blockers(broker)
+    assert [int(each["write_pointer"]) for each in told["blockers"]] == [pointer]
+
+
 async def test_rolled_back_messages_block_nothing(broker: Broker) -> None:
     pointer = await begun(broker)
     body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
