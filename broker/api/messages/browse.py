@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
 
 import orjson
 
 from broker.api.asked import in_generation, place_in, read_snapshot
 from broker.api.messages.message_list import (
     MESSAGES_AT_ONCE,
-    ItemForm,
     JsonList,
-    in_pieces,
-    shown,
+    ShownParts,
+    form_of,
     shown_beside,
 )
 from broker.api.router import TopicHandlers
@@ -95,37 +94,12 @@ def _end(page: EntryPage) -> bytes:
 
 def _list(bytes_max: int | None) -> JsonList[BrowseEntry]:
     """Return a list that shows at most ``bytes_max`` bytes of each payload."""
-
-    def together(entries: Sequence[BrowseEntry]) -> bytes:
-        return orjson.dumps([_entry_fields(entry, bytes_max) for entry in entries])[1:-1]
-
-    return JsonList(ItemForm(together, _in_pieces))
+    return JsonList(form_of(lambda entry: _parts(entry, bytes_max), bytes_max))
 
 
-def _entry_fields(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
-    if entry.payload is None:
-        told: dict[str, Any] = {"encoding": "text", "payload": None, "truncated": False}
-    else:
-        payload = shown(entry.payload, bytes_max)
-        told = {
-            "encoding": payload.encoding,
-            "payload": payload.text,
-            "truncated": payload.truncated,
-        }
-    return {**_fields_before(entry), **told, **_fields_behind(entry)}
-
-
-def _in_pieces(entry: BrowseEntry) -> AsyncIterator[bytes]:
-    assert entry.payload is not None, "only large payloads are shown in pieces"
-    return in_pieces(
-        _fields_before(entry), entry.payload, {"truncated": False, **_fields_behind(entry)}
-    )
-
-
-def _fields_before(entry: BrowseEntry) -> dict[str, Any]:
-    """Return the fields before the payload."""
+def _parts(entry: BrowseEntry, bytes_max: int | None) -> ShownParts:
     time_ms = timestamp_of(entry.id)
-    return {
+    before = {
         "id": entry.id.hex(),
         "time": rfc3339(time_ms),
         "timestamp_ms": time_ms,
@@ -135,9 +109,10 @@ def _fields_before(entry: BrowseEntry) -> dict[str, Any]:
         "tx_state": entry.tx_state,
         "write_pointer": shown_long(entry.pointer),
     }
-
-
-def _fields_behind(entry: BrowseEntry) -> dict[str, Any]:
-    """Return the fields behind the payload."""
-    beside = shown_beside(*attributes.decode(entry.attributes))
-    return beside if entry.consumable is None else {**beside, "consumable": entry.consumable}
+    behind = {
+        "truncated": bytes_max is not None and len(entry.payload or b"") > bytes_max,
+        **shown_beside(*attributes.decode(entry.attributes)),
+    }
+    if entry.consumable is not None:
+        behind["consumable"] = entry.consumable
+    return ShownParts(before, entry.payload, behind)

@@ -29,12 +29,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from broker.api.asked import in_generation, place_in
-from broker.api.messages.message_list import message_in_pieces, shown_message
+from broker.api.messages.message_list import ShownParts, form_of, parts_of_message
 from broker.api.messages.polls import EventPage, Polling, committed_in
 from broker.api.router import NodeParts, TopicHandlers
 from broker.clock import Clock
@@ -201,12 +199,12 @@ async def _event_chunks(
             chunk.clear()
         if is_large:
             yield _event_head(message, generation), False
-            async for piece in message_in_pieces(_place(message), message):
+            async for piece in _EVENT.apart(message):
                 yield piece, False
             yield b"\n\n", True
         else:
             chunk += _event_head(message, generation)
-            chunk += orjson.dumps(shown_message(_place(message), message)) + b"\n\n"
+            chunk += _EVENT.together([message]) + b"\n\n"
     if chunk:
         yield bytes(chunk), True
 
@@ -215,5 +213,8 @@ def _event_head(message: ShownMessage, generation: int | None) -> bytes:
     return b"id: %b\ndata: " % str(Place(message.id, generation)).encode("ascii")
 
 
-def _place(message: ShownMessage) -> dict[str, Any]:
-    return {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}
+def _event(message: ShownMessage) -> ShownParts:
+    return parts_of_message({"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}, message)
+
+
+_EVENT: Final = form_of(_event)

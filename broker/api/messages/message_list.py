@@ -87,11 +87,10 @@ class JsonList(Generic[Item]):
 
 
 class ShownPayload(NamedTuple):
-    """A payload as the JSON shows it. ``truncated`` is true if bytes are missing at the end."""
+    """A payload as the JSON shows it."""
 
     encoding: str
     text: str
-    truncated: bool
 
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -107,27 +106,46 @@ def shown(payload: bytes | memoryview, bytes_max: int | None = None) -> ShownPay
     try:
         text = _UTF8().decode(part, final=not truncated)
     except UnicodeDecodeError:
-        return ShownPayload("base64", base64.b64encode(part).decode("ascii"), truncated)
-    return ShownPayload("text", text, truncated)
+        return ShownPayload("base64", base64.b64encode(part).decode("ascii"))
+    return ShownPayload("text", text)
 
 
-async def in_pieces(
-    before: Mapping[str, Any], payload: bytes | memoryview, after: Mapping[str, Any]
-) -> AsyncIterator[bytes]:
-    """Yield a JSON object in pieces: the fields ``before``, then ``encoding`` and ``payload``, then ``after``.
+class ShownParts(NamedTuple):
+    """A message as JSON shows it: the fields before its payload, the payload, and the fields behind it, of which there is one."""
 
-    ``encoding`` and ``payload`` are as ``shown`` makes them. Each piece has a part of the payload. ``after`` must have at
-    least one field.
-    """
+    before: dict[str, Any]
+    payload: bytes | memoryview | None
+    behind: dict[str, Any]
+
+
+def form_of(parts_of: Callable[[Item], ShownParts], bytes_max: int | None = None) -> ItemForm[Item]:
+    """Return the form of messages with these parts. It shows at most ``bytes_max`` bytes of each payload."""
+
+    def together(items: Sequence[Item]) -> bytes:
+        return orjson.dumps([_whole(parts_of(item), bytes_max) for item in items])[1:-1]
+
+    return ItemForm(together, lambda item: _in_pieces(parts_of(item)))
+
+
+def _whole(parts: ShownParts, bytes_max: int | None) -> dict[str, Any]:
+    encoding, text = "text", None
+    if parts.payload is not None:
+        encoding, text = shown(parts.payload, bytes_max)
+    return {**parts.before, "encoding": encoding, "payload": text, **parts.behind}
+
+
+async def _in_pieces(parts: ShownParts) -> AsyncIterator[bytes]:
+    """Yield the same JSON object in pieces. Each has a part of the payload."""
+    payload = parts.payload or b""
     encoding = "text" if await aside(partial(_is_text, payload)) else "base64"
-    yield orjson.dumps({**before, "encoding": encoding})[:-1] + b',"payload":"'
+    yield orjson.dumps({**parts.before, "encoding": encoding})[:-1] + b',"payload":"'
     if encoding == "text":
         for text in _decoded(payload):
             yield orjson.dumps(text)[1:-1]
     else:
         for at in range(0, len(payload), PART_BYTES):
             yield base64.b64encode(payload[at : at + PART_BYTES])
-    yield b'",' + orjson.dumps(after)[1:]
+    yield b'",' + orjson.dumps(parts.behind)[1:]
 
 
 def _is_text(payload: bytes | memoryview) -> bool:
@@ -154,20 +172,9 @@ def shown_beside(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, A
     }
 
 
-def shown_message(place: Mapping[str, Any], message: ShownMessage) -> dict[str, Any]:
-    """Return a message as JSON shows it: the fields that tell its place, its payload, its key and its headers."""
-    payload = shown(message.payload)
-    return {
-        **place,
-        "encoding": payload.encoding,
-        "payload": payload.text,
-        **shown_beside(message.key, message.headers),
-    }
-
-
-def message_in_pieces(place: Mapping[str, Any], message: ShownMessage) -> AsyncIterator[bytes]:
-    """Yield the same JSON object in pieces."""
-    return in_pieces(place, message.payload, shown_beside(message.key, message.headers))
+def parts_of_message(place: dict[str, Any], message: ShownMessage) -> ShownParts:
+    """Return the parts of a message for consumers; ``place`` are the fields that tell its place."""
+    return ShownParts(place, message.payload, shown_beside(message.key, message.headers))
 
 
 def _value(value: bytes) -> str | dict[str, str]:

@@ -21,14 +21,14 @@ BadRequest, whose message begins with the place of the error, like ``messages[3]
 from __future__ import annotations
 
 import binascii
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
 from broker.api import asked
 from broker.api.asked import parse_place
-from broker.api.messages.message_list import message_in_pieces, shown_message
+from broker.api.messages.message_list import ShownParts, form_of, parts_of_message
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     LOG_KEY_BYTES,
@@ -334,19 +334,11 @@ def _start(value: str | int | None) -> Place | int | None:
         raise BadRequest(f"start: {error}") from None
 
 
-def encode_items(messages: Iterable[ShownMessage]) -> bytes:
-    """Return messages as JSON objects with commas between them.
-
-    A reply is ``[``, then such results with commas between them, then ``]``. No result in it is empty.
-    """
-    return orjson.dumps([shown_message(_place(each), each) for each in messages])[1:-1]
-
-
-def item_in_pieces(message: ShownMessage) -> AsyncIterator[bytes]:
-    """Yield one message as the same JSON object, part by part."""
-    return message_in_pieces(_place(message), message)
-
-
-def _place(message: ShownMessage) -> dict[str, Any]:
+def _polled(message: ShownMessage) -> ShownParts:
     time_ms = message.timestamp_ms
-    return {"id": message.id.hex(), "time": rfc3339(time_ms), "timestamp_ms": time_ms}
+    place = {"id": message.id.hex(), "time": rfc3339(time_ms), "timestamp_ms": time_ms}
+    return parts_of_message(place, message)
+
+
+POLLED: Final = form_of(_polled)
+"""The form of the messages of a reply."""

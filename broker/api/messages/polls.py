@@ -78,7 +78,6 @@ _POLLS: Final = {
     BodyType.AVRO_JSON: avrojson.decode_poll,
     BodyType.JSON: plainjson.decode_poll,
 }
-_PLAIN_JSON: Final = ItemForm(plainjson.encode_items, plainjson.item_in_pieces)
 _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
 
@@ -264,19 +263,14 @@ class Polling(TopicHandlers):
         deadline = request.deadline
         if deadline is not None and asked.wait_s:
             deadline += asked.wait_s + READING_S
-        async with in_time(self._topics.around.clock, deadline):
-            return await self._read(request, asked, wait_s, anywhere=anywhere)
-
-    async def _read(
-        self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool
-    ) -> PollStream | None:
         topic, poll, usage = request.topic, asked.poll, request.usage
-        if asked.committed:
-            poll = replace(poll, snapshot=await self.snapshot(request))
-        if wait_s > 0:
+        async with in_time(self._topics.around.clock, deadline):
+            if asked.committed:
+                poll = replace(poll, snapshot=await self.snapshot(request))
+            if wait_s <= 0:
+                return await self._topics.poll(topic, poll, usage=usage)
             waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, usage=usage)
             return await unless_abandoned(waiting, request.abandoned())
-        return await self._topics.poll(topic, poll, usage=usage)
 
     async def snapshot(self, request: Request) -> Snapshot:
         """Return a new snapshot; the request's usage counts it. Raises BrokerError."""
@@ -310,7 +304,7 @@ def answer_of(stream: PollStream | None, asked: PollRequest) -> Answer:
         blocked = blocked_by(stream.blocked_by if stream.empty else None)
         headers = (*in_generation(stream.generation), *blocked)
     if kind is BodyType.JSON:
-        return ChunkedReply(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
+        return ChunkedReply(_json_chunks(stream, plainjson.POLLED), JSON, headers)
     if kind is BodyType.AVRO_JSON:
         return ChunkedReply(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
     form, content_type = (PollPage.whole, MESSAGES) if whole else (PollPage.block, AVRO)
