@@ -18,7 +18,7 @@ from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench, Side, not_measured
 from benchmarks.load import Load, LoadFailed, ask, connect, skim
 from broker.model import Message
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 
 MESSAGES, PAGE = 100_000, 1_000
 TOPIC = "bench-d"

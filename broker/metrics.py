@@ -72,6 +72,9 @@ class _Counter(_Values):
         self.sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
         super().__init__(CounterMetricFamily, name, doc, labels, self.sums.copy)
 
+    def add(self, kind: str, number: int = 1) -> None:
+        self.sums[kind,] += number
+
 
 class _Histogram:
     """Counts by bucket, and their sum, by labels."""
@@ -121,16 +124,18 @@ class Metrics(Collector):
         self._of_topic = _Counter("topic_messages", "Messages of listed topics.", "kind", "topic")
         self._batches = _Histogram("batch_messages", "Messages in one batch.", _COUNTS)
         self._joined = _Histogram("batch_requests", "Requests in one batch.", _COUNTS)
-        self._sync = _Histogram("sync_seconds", "Time of one synced write.", _SECONDS)
-        self._cache = _Counter("cache_reads", "Polls: hit if the cache had the messages.", "kind")
-        self._swept = _Counter("swept_rows", "Messages and marks that sweeps removed.", "kind")
+        self.synced = _Histogram("sync_seconds", "Time of one synced write.", _SECONDS)
+        self.cache_reads = _Counter(
+            "cache_reads", "Polls: hit if the cache had the messages.", "kind"
+        )
+        self.swept = _Counter("swept_rows", "Messages and marks that sweeps removed.", "kind")
         self._forwarded = _Counter("forwarded", "Requests forwarded to leaders.", "kind", "code")
         self._forward = _Histogram("forward_seconds", "Time of one forward.", _SECONDS, "kind")
         self._calls = _Counter("storage_calls", "Calls to the storage's gateways.", "kind", "code")
         self._call = _Histogram("storage_call_seconds", "Time of one call.", _SECONDS, "kind")
-        self._unknown = _Counter("unknown_outcomes", "Answers with the outcome unknown.", "kind")
-        self._events = _Counter("events", "Rare events in the life of a node.", "kind")
-        self._loop_blocked = _Histogram(
+        self.unknown = _Counter("unknown_outcomes", "Answers with the outcome unknown.", "kind")
+        self.events = _Counter("events", "Rare events in the life of a node.", "kind")
+        self.loop_blocked = _Histogram(
             "loop_held_seconds", "How long the event loop was held at a time.", _BLOCKED_S
         )
         self._levels: dict[str, _Values] = {}
@@ -155,10 +160,6 @@ class Metrics(Collector):
         self._calls.sums[kind, error or OK] += 1
         self._call.observe(seconds, kind)
 
-    def unknown(self, kind: str) -> None:
-        """Count an answer with the outcome *unknown*."""
-        self._unknown.sums[kind,] += 1
-
     def moved(self, kind: str, topic: str, messages: int, payload_bytes: int) -> None:
         """Count messages. ``kind`` is publish, store or poll; ``topic`` is ``namespace/topic``.
 
@@ -174,26 +175,6 @@ class Metrics(Collector):
         """Count a batch that was written together."""
         self._joined.observe(requests)
         self._batches.observe(messages)
-
-    def synced(self, seconds: float) -> None:
-        """Count a synced write."""
-        self._sync.observe(seconds)
-
-    def cache_read(self, *, hit: bool) -> None:
-        """Count a poll by whether the cache had its messages."""
-        self._cache.sums["hit" if hit else "miss",] += 1
-
-    def swept(self, kind: str, rows: int) -> None:
-        """Count rows that a sweep removed: expired messages, messages of deleted topics, and marks."""
-        self._swept.sums[kind,] += rows
-
-    def happened(self, kind: str) -> None:
-        """Count a rare event by its name."""
-        self._events.sums[kind,] += 1
-
-    def loop_blocked(self, seconds: float) -> None:
-        """Count how long the event loop was blocked before one tick of its monitor; mostly 0."""
-        self._loop_blocked.observe(seconds)
 
     def watch(self, name: str, doc: str, level: Level, *label: str) -> None:
         """Show ``level()`` as ``broker_<name>`` at each read of the metrics: one value, or values by a label.

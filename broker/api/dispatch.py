@@ -117,7 +117,7 @@ class Dispatch:
         except BrokerError as error:
             code = error.code
             if error.outcome == "unknown":
-                self._metrics.unknown(operation.name)
+                self._metrics.unknown.add(operation.name)
             return self.failure(error, request.headers, request.id, request.usage)
         except Cut as error:
             refusal = Overloaded(str(error))  # The connection is closed: no client reads this.
@@ -125,7 +125,7 @@ class Dispatch:
             return self.failure(refusal, request.headers, request.id, request.usage)
         except Exception as error:  # noqa: BLE001 - Every exception becomes a reply and a log line.
             code = INTERNAL
-            self._metrics.unknown(operation.name)
+            self._metrics.unknown.add(operation.name)
             return self.failure(error, request.headers, request.id, request.usage)
         else:
             # Sending the answer may take long if the client reads slowly, and needs no body.

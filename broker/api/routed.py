@@ -180,7 +180,7 @@ class Routed:
         reply = relayed.reply
         given = reply.headers
         if given.get(OUTCOME) == "unknown":
-            self.routing.metrics.unknown(name)
+            self.routing.metrics.unknown.add(name)
         headers = tuple((header, given[key]) for key, header in PASSED_BACK.items() if key in given)
         content_type = given.get("content-type", "")
         if relayed.relay is not None:

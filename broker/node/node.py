@@ -294,8 +294,8 @@ class Node:
             except Exception:  # The sweeper must outlive any one sweep.
                 log.exception("sweep failed")
                 continue
-            self.metrics.swept("expired", report.rows)
-            self.metrics.swept("invalid", report.inverted)
+            self.metrics.swept.add("expired", report.rows)
+            self.metrics.swept.add("invalid", report.inverted)
             if report.rows or report.inverted or report.skipped:
                 log.info("swept", **_report_fields(report))
 

@@ -128,7 +128,7 @@ async def _run(config: Config, signals: _NodeSignals, *, as_json: bool) -> str |
         gc.freeze()
         ready = json.dumps({"ready": node.url}) if as_json else f"broker ready at {node.url}"
         _say(ready)
-        with Monitor(node.metrics.loop_blocked, clocks):
+        with Monitor(node.metrics.loop_blocked.observe, clocks):
             await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
     reason = node.stopped.result() if node.stopped.done() else None

@@ -91,7 +91,7 @@ class OwnServers:
     async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open the LevelDB, and watch its directory. Raises as ``open_store``."""
         del on_call_end  # There is no server to call.
-        table = await open_store(self._config, self._metrics.synced)
+        table = await open_store(self._config, self._metrics.synced.observe)
         store = Logs(table, self._clock)
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         closing = threading.Event()

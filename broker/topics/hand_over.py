@@ -52,7 +52,7 @@ class HandingOver:
                         async with state.claiming, state.lock:
                             await self._finish(state)
                 except TimeoutError:
-                    self._around.metrics.happened("hand_over_unfinished")
+                    self._around.metrics.events.add("hand_over_unfinished")
                     self._let_go(state)
 
     async def _finish(self, state: TopicState) -> None:

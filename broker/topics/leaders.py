@@ -362,7 +362,7 @@ class Leaders:
             await leader.hold.hand_off()
         except BrokerError:
             # The next claim works without the handoff.
-            self.around.metrics.happened("release_failed")
+            self.around.metrics.events.add("release_failed")
 
     # Handing over.
 

@@ -15,7 +15,7 @@ from typing import Final
 from broker.model import LogKey, ShownMessage, ViewedMessage
 from broker.storage.entry import Entry
 from broker.wire import attributes, messages
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from broker.wire.varint import encode_long
 
 Run = tuple[Entry, int, int, LogKey | None]

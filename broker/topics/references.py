@@ -241,7 +241,7 @@ class References:
         try:
             await _for_all(tuple(keys), note)
         except BrokerError:
-            self._around.metrics.happened("reference_note_failed")
+            self._around.metrics.events.add("reference_note_failed")
 
 
 def _refuse_unless_appending(write: Write) -> None:

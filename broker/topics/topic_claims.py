@@ -131,5 +131,5 @@ class TopicClaims:
             try:
                 await made.hold.hand_off()
             except BrokerError:
-                self._around.metrics.happened("release_failed")
+                self._around.metrics.events.add("release_failed")
             raise

@@ -174,7 +174,7 @@ class TopicReading:
     # The message log.
 
     async def _read_cache(self, cache: TopicCache, bytes_max: int) -> None:
-        self._around.metrics.cache_read(hit=True)
+        self._around.metrics.cache_reads.add("hit")
         self._reader = None
         if self._through is None:
             self._through = cache.pointer
@@ -199,7 +199,7 @@ class TopicReading:
 
     async def _read_storage(self, cache: TopicCache | None, bytes_max: int) -> None:
         settings = self._around.settings
-        self._around.metrics.cache_read(hit=False)
+        self._around.metrics.cache_reads.add("miss")
         if self._through is None and cache is not None:
             self._through = cache.pointer
         reader = self._reader

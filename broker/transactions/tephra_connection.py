@@ -286,7 +286,7 @@ class TephraConnection(asyncio.BufferedProtocol):
         self.close()
 
     def _log_refusal(self, error: Exception) -> None:
-        self._server.metrics.happened("thrift_refused")
+        self._server.metrics.events.add("thrift_refused")
         if self._account.may_log():
             log.warning("thrift connection refused", reason=str(error), client=self._client())
 

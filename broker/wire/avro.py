@@ -13,7 +13,7 @@ they have read one, and can't read half a reply. This decoder refuses all of tha
 the encoder is several times faster. The tests compare both with an independent implementation, value by value.
 
 Readers raise BadRequest, or TooManyMessages for a publish above its limit, always with the field's name. They ignore
-bytes after the datum. `blocks` has the replies to polls, which are streams.
+bytes after the datum. `messages` has the replies to polls, which are streams.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from broker.model import (
 )
 from broker.operations.media_types import AVRO
 from broker.wire import Take, free
-from broker.wire.blocks import END
 from broker.wire.transaction import decode_transaction, encode_transaction
 from broker.wire.varint import (
+    END,
     Malformed,
     encode_bytes,
     encode_long,

@@ -4,13 +4,24 @@ The client and the nodes use it with each other. A publish or a store is the ori
 records. The reply to a poll is an array of pages, one page in each block::
 
     page       02 | messages | attributes                      one page in this block
-    messages   count | item | item | … | 00                    as in ``blocks``: a copy of the stored form
+    messages   count | item | item | … | 00                    the original's reply: a copy of the stored form
     attributes count | place | key | headers | … | 00          only for messages that have any; none: 00
     reply      page page … 00                                  an empty reply is 00 alone
 
 ``place`` is the index of the message in the page, from 0. A page of messages without attributes adds three bytes in
-all. A reply without the final zero was cut off, as in ``blocks``. The body of the poll itself stays ``avro/binary``. A
-client asks for this form of the reply by ``Accept``, and decodes the reply by its ``Content-Type``.
+all. The body of the poll itself stays ``avro/binary``. A client asks for this form of the reply by ``Accept``, and
+decodes the reply by its ``Content-Type``.
+
+The original's reply to a poll is an Avro array of messages, written and read block by block::
+
+    block    count | item | item | ...             count > 0
+             -count | size in bytes | item | ...   the other legal form; the reader accepts it, the writer never uses it
+    item     28 | id (20 bytes) | length of the payload | payload
+    reply    block ... block 00                    an empty reply is 00 alone
+
+An array may be split into blocks anywhere. So the messages of a topic are encoded once, and any page of them is a count
+and a slice. A reply without the final zero was cut off. The reader treats this as an error, never as the end of the
+data.
 """
 
 from __future__ import annotations
@@ -19,11 +30,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from broker.errors import BadRequest, OutcomeUnknown, Unavailable
-from broker.model import Message, PublishRequest
+from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message, PublishRequest
 from broker.operations.media_types import MESSAGES
 from broker.wire import Take, attributes, avro, free
-from broker.wire.blocks import END, PollDecoder
-from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_int, read_long
+from broker.wire.varint import (
+    END,
+    Malformed,
+    encode_bytes,
+    encode_long,
+    read_bytes,
+    read_int,
+    read_long,
+)
 
 CONTENT_TYPE: Final = MESSAGES
 
@@ -31,6 +49,7 @@ _ONE_PAGE: Final = encode_long(1)
 _NO_ATTRIBUTES: Final = b"\0\0"
 _NO_TTL: Final = b"\0"
 _TTL: Final = b"\x02"
+_ID_LENGTH_BYTE: Final = encode_long(MESSAGE_ID_BYTES)[0]
 
 
 # --- Publish and store ---------------------------------------------------------------------------
@@ -106,7 +125,7 @@ def page(
 
     Args:
         count: the number of its messages, at least one.
-        items: runs of encoded items, in the form of ``blocks``.
+        items: runs of encoded items, in the original's form.
         found: the attributes of the messages that have any, each with its index, in order.
     """
     beside = [encode_long(len(found))] if found else []
@@ -119,6 +138,113 @@ def add_attributes(messages: list[Message], found: Sequence[tuple[int, bytes]]) 
     """Set the attributes of messages. Each has the index of its message."""
     for place, encoded in found:
         messages[place] = Message(*messages[place][:2], *attributes.decode(encoded))
+
+
+def _check_end(ended: bool) -> None:
+    """Raise Unavailable if a reply was cut off. Reading has no effect, so repeating it is safe."""
+    if not ended:
+        raise Unavailable("The reply of a poll was cut off before its end.")
+
+
+class PollDecoder:
+    """Reads a poll's reply as it arrives, in pieces of any size.
+
+    Between calls it keeps only the beginning of an incomplete item. It reads that again only when all bytes
+    known to be missing have arrived. So a large payload in many small pieces is joined once.
+    """
+
+    __slots__ = ("_at", "_buffer", "_left", "_missing", "_pieces", "ended")
+
+    def __init__(self) -> None:
+        """Start before the first block."""
+        self._buffer = b""
+        self._pieces: list[bytes] = []
+        self._missing = 1
+        self._at = 0
+        self._left = 0
+        self.ended = False
+        """True if the final zero block was read. Bytes after it are ignored."""
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes behind the final zero block, in the piece that contained it."""
+        return self._buffer
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take a piece of the reply and return the messages that it completes.
+
+        Raises:
+            OutcomeUnknown: these bytes are not a reply to a poll.
+        """
+        if self.ended:
+            return []
+        self._pieces.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return []
+        self._buffer = b"".join((self._buffer, *self._pieces))
+        self._pieces.clear()
+        messages: list[Message] = []
+        try:
+            self._read_all(messages)
+        except IndexError:
+            # The bytes end within an item. Unless a length said more, one more byte may complete it.
+            self._missing = max(self._missing, 1)
+        except Malformed as error:
+            raise OutcomeUnknown(f"The answer is not a reply to a poll: {error}.") from None
+        self._buffer = self._buffer[self._at :]
+        self._at = 0
+        return messages
+
+    def finish(self) -> None:
+        """Check at the end of the input that the reply is complete. Raises Unavailable."""
+        _check_end(self.ended)
+
+    def _read_all(self, messages: list[Message]) -> None:
+        """Read blocks until the final one. Raises IndexError where the received bytes end."""
+        self._missing = 0
+        while True:
+            self._read_items(messages)
+            count, at = read_long(self._buffer, self._at)
+            if count < 0:
+                _, at = read_long(self._buffer, at)
+            self._at = at
+            self._left = abs(count)
+            if count == 0:
+                self.ended = True
+                return
+
+    def _read_items(self, messages: list[Message]) -> None:
+        """Read the rest of a block. ``_at`` and ``_left`` always refer to the end of a complete item."""
+        buffer, at, before, available = self._buffer, self._at, len(messages), len(self._buffer)
+        append, new = messages.append, tuple.__new__
+        try:
+            for _ in range(self._left):
+                if buffer[at] != _ID_LENGTH_BYTE:
+                    raise Malformed(f"a message id does not have {MESSAGE_ID_BYTES} bytes")
+                id_end = at + 1 + MESSAGE_ID_BYTES
+                low = buffer[id_end]
+                if low & 1:
+                    raise Malformed("the length of a payload is negative")
+                if low < 0x80:
+                    start = id_end + 1
+                    end = start + (low >> 1)
+                elif (high := buffer[id_end + 1]) < 0x80:
+                    start = id_end + 2
+                    end = start + (high << 6) + (low >> 1) - 0x40
+                else:
+                    size, start = read_long(buffer, id_end)
+                    end = start + size
+                if end > available:
+                    self._missing = end - available
+                    break
+                append(new(Message, (buffer[at + 1 : id_end], buffer[start:end], None, NO_HEADERS)))
+                at = end
+        finally:
+            self._at = at
+            self._left -= len(messages) - before
+        if self._left:
+            raise IndexError
 
 
 class PagesDecoder:
@@ -160,13 +286,8 @@ class PagesDecoder:
         return found
 
     def finish(self) -> None:
-        """Check at the end of the input that the reply is complete.
-
-        Raises:
-            Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
-        """
-        if not self.ended:
-            raise Unavailable("The reply of a poll was cut off before its end.")
+        """Check at the end of the input that the reply is complete. Raises Unavailable."""
+        _check_end(self.ended)
 
     def _read_messages(self, data: bytes, inner: PollDecoder) -> bytes:
         """Read messages of a page; return the unread rest of the piece."""

@@ -20,6 +20,8 @@ from typing import Final
 
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
+END: Final = b"\x00"
+"""The end of an array: a block of no items."""
 _LONG_BYTES_MAX = 10
 _INT_BYTES_MAX = 5
 _COPY_BYTES = 512 * 1024

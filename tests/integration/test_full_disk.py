@@ -15,7 +15,7 @@ from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from tests.kit.serving import Answered, Broker, Http, listening, topic_path
 
 TEXT = {"Content-Type": "text/plain"}

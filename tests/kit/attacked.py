@@ -36,7 +36,7 @@ from broker.local.servers.process import start_child, tied_to_us
 from broker.model import Poll, PublishRequest
 from broker.testing.broker_process import BrokerProcess
 from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from tests.kit.neighbour import CUT, TOPIC, Published, status_of
 from tests.kit.openapi import Answered
 from tests.kit.serving import RawHttp, eventually, topic_path

@@ -31,7 +31,7 @@ def test_requests_are_counted_by_kind_and_code() -> None:
 def test_buckets_are_cumulative_and_include_their_bound() -> None:
     metrics = Metrics("7")
     for seconds in (0.0005, 0.0006, 31.0):
-        metrics.synced(seconds)
+        metrics.synced.observe(seconds)
     found = samples(metrics)
     assert found["broker_sync_seconds_bucket", (("le", "0.0005"),)] == 1
     assert found["broker_sync_seconds_bucket", (("le", "0.001"),)] == 2
@@ -53,10 +53,10 @@ def test_only_listed_topics_get_a_label() -> None:
 def test_batches_cache_sweeps_and_events_are_counted() -> None:
     metrics = Metrics("7")
     metrics.batched(requests=4, messages=900)
-    metrics.cache_read(hit=True)
-    metrics.cache_read(hit=False)
-    metrics.swept("expired", 12)
-    metrics.happened("storage_reopened")
+    metrics.cache_reads.add("hit")
+    metrics.cache_reads.add("miss")
+    metrics.swept.add("expired", 12)
+    metrics.events.add("storage_reopened")
     found = samples(metrics)
     assert found["broker_batch_requests_sum", ()] == 4
     assert found["broker_batch_messages_sum", ()] == 900
@@ -83,7 +83,7 @@ def test_a_gauge_can_not_be_registered_twice() -> None:
 
 def test_nodes_of_one_process_do_not_share_metrics() -> None:
     one, other = Metrics("7", process=True), Metrics("7", process=True)
-    one.happened("x")
+    one.events.add("x")
     assert ("broker_events_total", (("kind", "x"),)) not in samples(other)
     assert ("process_resident_memory_bytes", ()) in samples(other)
 

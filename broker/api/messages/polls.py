@@ -60,7 +60,7 @@ from broker.topics.pages import PollPage
 from broker.topics.streams import Form, PollStream
 from broker.topics.waiting_polls import counted
 from broker.wire import avro, avrojson, messages
-from broker.wire.blocks import END
+from broker.wire.varint import END
 
 AGAIN_S: Final = 0.02
 """The pause before this node repeats a poll that ended early."""

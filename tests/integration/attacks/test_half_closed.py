@@ -6,7 +6,7 @@ import pytest
 
 from broker.model import Poll, PublishRequest
 from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from tests.kit.attacked import AVRO, Attacked, request
 from tests.kit.serving import RawHttp, topic_path
 

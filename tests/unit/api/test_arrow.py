@@ -28,8 +28,9 @@ from broker.topics.pages import PollPage, Run
 from broker.topics.topic_state import TopicState
 from broker.wire import attributes
 from broker.wire.attributes import Attributes
-from broker.wire.blocks import END, PollDecoder
+from broker.wire.messages import PollDecoder
 from broker.wire.transaction import encode_transaction
+from broker.wire.varint import END
 from tests.kit.bench import settle
 from tests.kit.http_cluster import HttpCluster, on_cluster
 from tests.kit.serving import Broker, Http, topic_path

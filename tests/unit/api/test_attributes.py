@@ -15,7 +15,7 @@ from broker.http.reply import ChunkedReply
 from broker.model import MESSAGE_ID_BYTES, Message, Poll, PublishRequest
 from broker.transfer.jsonlines import _message
 from broker.wire import attributes, avro, messages
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, Http, topic_path
 

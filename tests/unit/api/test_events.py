@@ -25,8 +25,7 @@ from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.testing.virtual_time import pass_time
 from broker.wire import messages
-from broker.wire.blocks import END
-from broker.wire.varint import encode_bytes
+from broker.wire.varint import END, encode_bytes
 from tests.kit.http_cluster import TOPIC, HttpCluster, on_cluster
 from tests.kit.serving import Broker, alone, topic_path
 

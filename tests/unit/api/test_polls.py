@@ -13,8 +13,9 @@ from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.operations.table import SNAPSHOT_BYTES_MAX
 from broker.wire import avro
-from broker.wire.blocks import END, PollDecoder
+from broker.wire.messages import PollDecoder
 from broker.wire.transaction import POINTERS_MAX, encode_transaction
+from broker.wire.varint import END
 from tests.kit.serving import Answered, Broker, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}

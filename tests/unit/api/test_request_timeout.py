@@ -37,7 +37,7 @@ from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
 from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from tests.kit.bench import Gate, HookedTable
 from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, Http, RawHttp, listening, topic_path

@@ -14,7 +14,7 @@ from broker.http.reply import ChunkedReply, accepts_gzip
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire.messages import PollDecoder
 from tests.kit.bench import settle
 from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 

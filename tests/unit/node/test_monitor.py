@@ -132,7 +132,7 @@ async def test_the_clocks_measure_this_thread() -> None:
 
 def test_the_held_time_is_a_histogram() -> None:
     metrics = Metrics("7")
-    metrics.loop_blocked(0.0201)
+    metrics.loop_blocked.observe(0.0201)
     shown = metrics.render().decode()
     assert 'broker_loop_held_seconds_bucket{le="0.02",node="7"} 0.0' in shown
     assert 'broker_loop_held_seconds_bucket{le="0.03",node="7"} 1.0' in shown

@@ -187,9 +187,9 @@ async def test_a_sweep_logs_a_skipped_topic_with_the_reason(
         return node.SweepReport(topics=2, skipped=1, problem="a:b: lost")
 
     monkeypatch.setattr(node.Sweeper, "sweep", sweep)
-    monkeypatch.setattr(node.Metrics, "swept", lambda *_: swept.set())
     with capture_logs() as lines:
-        async with started(config(tmp_path)), asyncio.timeout(30):
+        async with started(config(tmp_path)) as one, asyncio.timeout(30):
+            monkeypatch.setattr(one.metrics.swept, "add", lambda *_: swept.set())
             await swept.wait()
     line = next(line for line in lines if line["event"] == "swept")
     assert (line["topics"], line["skipped"], line["problem"]) == (2, 1, "a:b: lost")

@@ -11,8 +11,8 @@ from broker.http.budget import Bounds, BudgetKind, Budgets, Usage
 from broker.model import Message, Poll, Snapshot
 from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, PollPage
 from broker.topics.topic_reader import MESSAGES_AT_ONCE
-from broker.wire.blocks import END, PollDecoder
-from broker.wire.messages import PagesDecoder
+from broker.wire.messages import PagesDecoder, PollDecoder
+from broker.wire.varint import END
 from tests.kit.bench import TOPIC, Bench, settle
 
 OPEN_THEN_INVALID = 7

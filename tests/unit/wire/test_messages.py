@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, OutcomeUnknown, TooManyMessages, Unavailable
 from broker.model import NO_HEADERS, Message, PublishRequest
 from broker.wire import attributes, messages
-from broker.wire.blocks import END
 from broker.wire.messages import PagesDecoder
-from broker.wire.varint import encode_bytes, encode_long, read_long
+from broker.wire.varint import END, encode_bytes, encode_long, read_long
 from tests.kit import schemas
 from tests.kit.poll_replies import block
 

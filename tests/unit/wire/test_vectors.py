@@ -8,7 +8,9 @@ import fastavro
 import pytest
 
 from broker.model import Message, Poll, PublishRequest, RollbackRange, log_key
-from broker.wire import avro, avrojson, blocks, transaction
+from broker.wire import avro, avrojson, transaction
+from broker.wire import messages as wire_messages
+from broker.wire.varint import END
 from tests.kit import schemas
 from tests.kit.poll_replies import block
 from tests.kit.request_bodies import (
@@ -106,9 +108,9 @@ def test_the_schemas_say_the_same(name):
     [("consume-response.one", [Message(ID, b"m0")]), ("consume-response.empty", [])],
 )
 def test_replies(name, messages):
-    assert block(messages) + blocks.END == binary(name)
+    assert block(messages) + END == binary(name)
     assert json.loads(b"[%b]" % avrojson.encode_items(messages)) == json_value(name)
-    decoder = blocks.PollDecoder()
+    decoder = wire_messages.PollDecoder()
     assert decoder.feed(binary(name)) == messages
     decoder.finish()
 

@@ -20,7 +20,7 @@ from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, TopicId
 from broker.testing.simulation.client import PlacedTransport
 from broker.wire import attributes, avro, messages
-from broker.wire.blocks import END
+from broker.wire.varint import END
 from tests.kit.poll_replies import items
 from tests.kit.request_bodies import read_poll
 from tests.kit.seeds.seeded_cluster import SeededCluster

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import NO_HEADERS, Message
-from broker.wire.blocks import END, PollDecoder
-from broker.wire.varint import encode_bytes, encode_long
+from broker.wire.messages import PollDecoder
+from broker.wire.varint import END, encode_bytes, encode_long
 from tests.kit import schemas
 from tests.kit.poll_replies import block
 
