@@ -14,11 +14,13 @@ below all in progress. Of other transactions a broker never knows that no messag
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Final, Protocol
 
 from broker import logs
-from broker.errors import BrokerError, NotAllowed
+from broker.errors import BrokerError, NotAllowed, StorageCorrupt
 from broker.model import Snapshot
+
+RESET: Final = "reset"
 
 log = logs.get_logger()
 
@@ -77,15 +79,24 @@ class Unhiding:
                 f"{await self._told(deadline)}. To allow it until the next start, start the broker with "
                 "--transactions-reset-allowed true. To forget only transactions without messages, use broker tx prune."
             )
-        hidden = await self._service.snapshot(deadline)
+        hidden = await self._hidden(operation, deadline)
         log.warning(
             "hidden messages become visible",
             operation=operation,
             caller=caller,
             request_id=request_id,
-            in_progress=len(hidden.in_progress),
-            invalid=len(hidden.invalids),
+            in_progress=None if hidden is None else len(hidden.in_progress),
+            invalid=None if hidden is None else len(hidden.invalids),
         )
+
+    async def _hidden(self, operation: str, deadline: float | None) -> Snapshot | None:
+        """Return the snapshot that tells what is hidden; None: a damaged journal is reset, and does not tell it."""
+        try:
+            return await self._service.snapshot(deadline)
+        except StorageCorrupt:
+            if operation != RESET:
+                raise
+            return None
 
     async def _told(self, deadline: float | None) -> str:
         try:

@@ -18,7 +18,8 @@ An edit on disk proves the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Final, TypeVar
 
@@ -275,6 +276,16 @@ class Journal:
         self._settings = settings
         self._claimed = claimed
         self._replaying: asyncio.Task[None] | None = None
+        self._anew = 0
+
+    @contextmanager
+    def beginning_anew(self) -> Iterator[None]:
+        """During the block, a journal that does not determine the state begins again, without transactions."""
+        self._anew += 1
+        try:
+            yield
+        finally:
+            self._anew -= 1
 
     async def carry_out(self, decide: Decide[Result], deadline: float) -> Result:
         """Decide on the current state, as the journal's leader. After ``deadline`` (monotonic seconds) do not begin.
@@ -345,10 +356,11 @@ class Journal:
             after = await self._read(leader, replay, after, pointer, pace)
             if after < pointer and not await pauses.next():
                 raise Unavailable("Storage gives a stale end of the journal. Try again.")
-        state = replay.state
+        is_new = not replay.messages or (self._anew > 0 and not replay.is_determined)
+        state = replay.anew() if is_new else replay.state
         topic = self._leaders.state(TRANSACTIONS)
         led = LedState(leader, state, self._settings, lambda: topic.leader is not leader)
-        if not state.number:
+        if is_new:
             led.begin(self._around.clock.now_ms())
         led.edits, led.bytes = replay.edits, replay.bytes
         led.snapshot_bytes = replay.snapshot_bytes
@@ -366,6 +378,9 @@ class Journal:
         )
         while not reader.ended:
             for entry in await reader.next(READ_BYTES):
+                if entry.is_stub:
+                    replay.lose()  # Only a repair leaves one: no message of the journal has a lifetime.
+                    continue
                 for place in range(entry.count):
                     replay.take(bytes(entry.payload(place)))
                     await pace.step()

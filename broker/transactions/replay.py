@@ -6,13 +6,17 @@ and then from all edits behind the begin of that snapshot::
     edit edit begin edit part part edit end edit …
               └── the snapshot's state ──┘
       not needed    ▲ applied      ▲        ▲
+
+A repaired store may lack messages of the journal. Edits have numbers, so a missing one shows; and a repair leaves a gap, which
+is not always in the right place. So the state is known again behind a whole snapshot or a reset. It is in doubt behind a gap,
+until the next edit shows that none is missing there.
 """
 
 from __future__ import annotations
 
 from broker.errors import StorageCorrupt
 from broker.transactions import snapshots
-from broker.transactions.edits import FORMAT, Edit, decode_edit
+from broker.transactions.edits import FORMAT, Checkpointed, Edit, Reset, Started, decode_edit
 from broker.transactions.service_state import ServiceState
 from broker.wire.varint import Malformed, read_long
 
@@ -43,17 +47,35 @@ class Replay:
         """The size of the last whole snapshot."""
         self._state: ServiceState | None = None
         self._pending: _Pending | None = None
+        self._in_doubt = False
+        self._last = self._number = 0
+        """The greatest pointer that was read, and the greatest number of an edit."""
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether the messages determine the state."""
+        return not self.messages or (self._state is not None and not self._in_doubt)
 
     @property
     def state(self) -> ServiceState:
         """The state after all messages. Raises StorageCorrupt if the messages do not determine it."""
-        if self._state is None:
-            if self.messages:
-                raise StorageCorrupt(
-                    "The journal of transactions has neither its first edit nor a whole snapshot."
-                )
-            return ServiceState()
-        return self._state
+        if not self.is_determined:
+            raise StorageCorrupt(
+                "The journal of transactions lacks a part, so it does not tell which transactions are open or invalid. "
+                "Restore a backup; or begin anew with broker tx reset, which shows the messages of all of them."
+            )
+        return self._state or ServiceState()
+
+    def anew(self) -> ServiceState:
+        """Return a state without transactions. Its pointers and edits go on above those that were read."""
+        state = ServiceState()
+        state.last, state.number = self._last, self._number
+        return state
+
+    def lose(self) -> None:
+        """Take a gap: messages that a repair of the store did not find."""
+        self.messages += 1
+        self._in_doubt = True
 
     def take(self, message: bytes) -> None:
         """Take the next message. Raises StorageCorrupt."""
@@ -77,13 +99,21 @@ class Replay:
         pending.bytes += len(message)
         if self._state is None:
             snapshots.take_part(pending.state, message)
+            self._last = max(self._last, pending.state.last)
             pending.parts += 1
 
     def _edit(self, number: int, edit: Edit, size: int) -> None:
-        if self._state is None and number == 1:
+        if isinstance(edit, Started | Checkpointed | Reset):
+            self._last = max(self._last, edit.pointer)
+        self._number = max(self._number, number)
+        if self._state is not None and number > self._state.number + 1:
+            self._state = None
+        if self._state is None and (number == 1 or isinstance(edit, Reset)):
             self._state = ServiceState()
+            self._state.number = number - 1
         if self._state is not None:
             self._state.apply(number, edit)
+            self._in_doubt = False
         elif self._pending is not None:
             self._pending.edits.append((number, edit))
         self.edits += 1
@@ -94,6 +124,11 @@ class Replay:
             number, _ = read_long(message, 2)
         except (Malformed, IndexError) as error:
             raise StorageCorrupt("The begin of a snapshot does not decode.") from error
+        self._number = max(self._number, number)
+        if self._state is not None and number > self._state.number:
+            self._state = None
+        if self._state is None or number == self._state.number:
+            self._in_doubt = False
         self._pending = _Pending(number, (self.edits, self.bytes))
 
     def _end(self, message: bytes) -> None:
@@ -102,17 +137,17 @@ class Replay:
         if pending is None or pending.number != number:
             return
         if self._state is None:
-            self._state = _restored(pending, parts)
+            self._state = _restored(pending) if pending.parts == parts else None
         self.edits -= pending.before[0]
         self.bytes -= pending.before[1]
         self.snapshot_bytes = pending.bytes
 
 
-def _restored(pending: _Pending, parts: int) -> ServiceState:
-    """Return the state of a snapshot with so many parts, after the edits behind its begin. Raises StorageCorrupt."""
-    if pending.parts != parts:
-        raise StorageCorrupt("A snapshot of the journal of transactions lacks parts.")
+def _restored(pending: _Pending) -> ServiceState | None:
+    """Return the state of a whole snapshot, after the edits behind its begin; None: one is missing. Raises StorageCorrupt."""
     state = snapshots.complete(pending.state, pending.number)
-    for each, edit in pending.edits:
-        state.apply(each, edit)
+    for number, edit in pending.edits:
+        if number > state.number + 1:
+            return None
+        state.apply(number, edit)
     return state

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from broker import logs
 from broker.errors import (
     BrokerError,
+    StorageCorrupt,
     TransactionConflict,
     TransactionNotInProgress,
     UnavailableError,
@@ -232,13 +233,18 @@ class Transactions:
         """Forget all transactions. The service is then as new, but pointers go on rising.
 
         Return how many transactions were in progress, and how many pointers were invalid. Their messages are visible now.
+        If the journal lacks a part, these numbers are not known, and it begins anew.
         """
 
         def decide(state: ServiceState, now_ms: int) -> Decision[tuple[int, int]]:
             forgotten = len(state.in_progress), len(state.invalids)
             return Decision(manager.begin(state, now_ms).edits, forgotten)
 
-        return await self._execute("", decide, deadline)
+        try:
+            return await self._execute("", decide, deadline)
+        except StorageCorrupt:
+            with self._journal.beginning_anew():
+                return await self._execute("", decide, deadline)
 
     async def listing(
         self, limit: int | None = None, deadline: float | None = None

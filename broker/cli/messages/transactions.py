@@ -12,6 +12,7 @@ from broker.cli.command.broker_calls import BrokerCall, Json, asks, confirm, to_
 from broker.cli.command.options import most_option, place_option, topic_argument
 from broker.cli.command.output import properties, table, write_line
 from broker.client import SyncClient
+from broker.errors import StorageCorrupt
 from broker.model import TopicId
 from broker.moments import time_text
 
@@ -266,16 +267,25 @@ def reset(call: BrokerCall, yes: bool) -> None:
     broker tx reset
     """
     with call.client() as client:
-        found = client.transactions.list(limit=0)
+        hidden = _hidden(client)
         confirm(
-            f"Forget {found['in_progress_count']} transactions in progress and {found['invalid']} invalid write "
-            "pointers? All their messages become visible to every consumer, also those that were never committed.",
+            f"Forget {hidden}? All their messages become visible to every consumer, also those that were never committed.",
             yes=yes,
             as_json=call.as_json,
         )
         told = client.transactions.reset()
-    call.write(
-        told,
-        f"forgotten: {told['in_progress']} transactions in progress, {told['invalid']} invalid write pointers; "
-        "their messages are visible now",
-    )
+    if hidden != _UNKNOWN:
+        hidden = f"{told['in_progress']} transactions in progress, {told['invalid']} invalid write pointers"
+    call.write(told, f"forgotten: {hidden}; their messages are visible now")
+
+
+_UNKNOWN: Final = "all transactions of a damaged journal"
+
+
+def _hidden(client: SyncClient) -> str:
+    """Return what a reset forgets, in words."""
+    try:
+        found = client.transactions.list(limit=0)
+    except StorageCorrupt:
+        return _UNKNOWN
+    return f"{found['in_progress_count']} transactions in progress and {found['invalid']} invalid write pointers"

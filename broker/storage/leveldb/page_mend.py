@@ -40,6 +40,10 @@ from broker.storage.pagecheck import CELLS_COUNTED
 from broker.storage.resolve import NONCE_BYTES, random_nonce
 from broker.storage.table import Space
 
+_MEANS: Final = {
+    "*:transactions": ". This is the journal of transactions: docs/guides/operating-transactions.md#a-damaged-journal"
+}
+"""The meaning of lost messages of a reserved topic (broker/topics/reserved.py)."""
 _TAIL_BYTES: Final = {Space.MESSAGES: 4 + LOG_KEY_BYTES, Space.PAYLOADS: 12 + LOG_KEY_BYTES}
 """The bytes of a page's row behind its topic: the generation, a payload log's number, the page."""
 
@@ -59,7 +63,7 @@ class LostRange(NamedTuple):
     def line(self) -> str:
         """Return the range as one line."""
         which = "some of the messages" if self.some else "the messages"
-        return f"{self.topic}: {which} from {self.first.hex()} to {self.last.hex()}"
+        return f"{self.topic}: {which} from {self.first.hex()} to {self.last.hex()}{_MEANS.get(self.topic, '')}"
 
 
 class _Found(NamedTuple):
