@@ -18,8 +18,7 @@ An edit on disk proves the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import copy
 from typing import Final, TypeVar
 
@@ -276,16 +275,8 @@ class Journal:
         self._settings = settings
         self._claimed = claimed
         self._replaying: asyncio.Task[None] | None = None
-        self._anew = 0
-
-    @contextmanager
-    def beginning_anew(self) -> Iterator[None]:
-        """During the block, a journal that does not determine the state begins again, without transactions."""
-        self._anew += 1
-        try:
-            yield
-        finally:
-            self._anew -= 1
+        self.begins_anew = False
+        """Whether a journal that does not determine the state begins again, without transactions."""
 
     async def carry_out(self, decide: Decide[Result], deadline: float) -> Result:
         """Decide on the current state, as the journal's leader. After ``deadline`` (monotonic seconds) do not begin.
@@ -356,14 +347,13 @@ class Journal:
             after = await self._read(leader, replay, after, pointer, pace)
             if after < pointer and not await pauses.next():
                 raise Unavailable("Storage gives a stale end of the journal. Try again.")
-        is_new = not replay.messages or (self._anew > 0 and not replay.is_determined)
+        is_new = not replay.messages or (self.begins_anew and not replay.is_determined)
         state = replay.anew() if is_new else replay.state
         topic = self._leaders.state(TRANSACTIONS)
         led = LedState(leader, state, self._settings, lambda: topic.leader is not leader)
         if is_new:
             led.begin(self._around.clock.now_ms())
-        led.edits, led.bytes = replay.edits, replay.bytes
-        led.snapshot_bytes = replay.snapshot_bytes
+        led.edits, led.bytes, led.snapshot_bytes = replay.edits, replay.bytes, replay.snapshot_bytes
         seconds = round(self._around.clock.monotonic() - began, 3)
         log.info(
             "transactions are led here", epoch=leader.epoch, edit=state.number, seconds=seconds
@@ -378,11 +368,8 @@ class Journal:
         )
         while not reader.ended:
             for entry in await reader.next(READ_BYTES):
-                if entry.is_stub:
-                    replay.lose()  # Only a repair leaves one: no message of the journal has a lifetime.
-                    continue
-                for place in range(entry.count):
-                    replay.take(bytes(entry.payload(place)))
+                for message in replay.messages_in(entry):
+                    replay.take(message)
                     await pace.step()
         return reader.reached
 

@@ -14,7 +14,10 @@ until the next edit shows that none is missing there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from broker.errors import StorageCorrupt
+from broker.storage.entry import Entry
 from broker.transactions import snapshots
 from broker.transactions.edits import FORMAT, Checkpointed, Edit, Reset, Started, decode_edit
 from broker.transactions.service_state import ServiceState
@@ -72,10 +75,14 @@ class Replay:
         state.last, state.number = self._last, self._number
         return state
 
-    def lose(self) -> None:
-        """Take a gap: messages that a repair of the store did not find."""
-        self.messages += 1
-        self._in_doubt = True
+    def messages_in(self, entry: Entry) -> Iterator[bytes]:
+        """Yield the messages in an entry of the journal. A gap has none, and leaves the state in doubt."""
+        if entry.is_stub:  # Only a repair leaves one: messages of the journal have no lifetime.
+            self.messages += 1
+            self._in_doubt = True
+            return
+        for place in range(entry.count):
+            yield entry.payload(place)
 
     def take(self, message: bytes) -> None:
         """Take the next message. Raises StorageCorrupt."""

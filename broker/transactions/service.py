@@ -243,8 +243,11 @@ class Transactions:
         try:
             return await self._execute("", decide, deadline)
         except StorageCorrupt:
-            with self._journal.beginning_anew():
+            self._journal.begins_anew = True
+            try:
                 return await self._execute("", decide, deadline)
+            finally:
+                self._journal.begins_anew = False
 
     async def listing(
         self, limit: int | None = None, deadline: float | None = None
