@@ -20,7 +20,7 @@ from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.storage.table import Space
 from tests.kit.serving import Broker, topic_path
-from tests.unit.api.test_unhiding import ALLOWED, JSON, hidden, post, seen
+from tests.unit.api.test_blockers import ALLOWED, JSON, hidden, post, seen
 
 JOURNAL = b"*:transactions:"
 LOST = [slice(0, 1), slice(2, 3), slice(-1, None), slice(0, None)]
