@@ -197,7 +197,7 @@ class DeclaredOperation(NamedTuple):
         errors: the statuses of refusals, beside those that any operation may have.
         body_bytes_max: the largest body, both as sent and as inflated. None: the configured maximum.
         role: the role that serves it. Empty: every node does.
-        has_own_deadline: its handler ends at the deadline of a request by itself.
+        has_own_deadline: its handler ends at the deadline of a request by itself, or never waits.
         keeps_body: nodes keep its body in memory, so it can't be compressed.
         unhides: what it does if it shows hidden messages, so that the configuration must allow it.
         notes: the field of its reply that says what it changed of other callers. The node logs it.

@@ -108,7 +108,14 @@ _transaction = partial(
     has_own_deadline=True,
 )
 _cluster = partial(DeclaredOperation, action=Action.CLUSTER, by=_ANY, errors=("404",))
-_node = partial(DeclaredOperation, method="GET", action=Action.CLUSTER, effect=_READ, by=_NODE)
+_node = partial(
+    DeclaredOperation,
+    method="GET",
+    action=Action.CLUSTER,
+    effect=_READ,
+    by=_NODE,
+    has_own_deadline=True,
+)
 
 # fmt: off
 OPERATIONS: Final = (
