@@ -27,18 +27,18 @@ every 64 KiB.
 from __future__ import annotations
 
 import asyncio
-import io
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import StreamReader
 
 from broker.config.sections import Config, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http.budget import BudgetKind, Usage
+from broker.http.pieces import SLAB_BYTES, DroppedSlabs, Pieces
 from broker.shield import bare
 
 THREADS: Final = 2
@@ -48,7 +48,6 @@ LOOP_GZIP_BYTES_MAX: Final = 64 * 1024
 LOOP_INFLATED_BYTES_MAX: Final = 256 * 1024
 LOOP_MEMBERS_MAX: Final = 8
 """A body within these three bounds is inflated on the event loop. That takes less than 2 ms."""
-SLAB_BYTES: Final = 4 * 1024 * 1024
 FREE_CHUNKS: Final = 1000
 CHUNK_BYTES_MEAN_MIN: Final = 64
 """After ``FREE_CHUNKS`` chunks, their mean size must reach this: one chunk costs as much as some hundred bytes."""
@@ -61,8 +60,6 @@ _SLICE_BYTES: Final = 64 * 1024
 _ENCODING: Final = "Content-Encoding"
 _CODING: Final = "Transfer-Encoding"
 
-_Result = TypeVar("_Result")
-
 
 class BodyReader:
     """Reads bodies. The request's usage counts the bytes read."""
@@ -74,6 +71,7 @@ class BodyReader:
         self._inflated_bytes_max = config.limits.body_inflated_bytes_max
         self._config = config.server
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="body")
+        self._dropped = DroppedSlabs()
 
     def close(self) -> None:
         """End the threads."""
@@ -133,7 +131,7 @@ class BodyReader:
         inflater = None
         if _is_gzip(headers):
             inflater = Inflater(_least(self._inflated_bytes_max, bytes_max))
-        pieces = Pieces()
+        pieces = Pieces(self._dropped)
         try:
             body = Body(content, _CODING in headers, self._config, asyncio.get_running_loop().time)
             sent_max = _least(self._bytes_max, bytes_max)
@@ -173,7 +171,7 @@ class BodyReader:
             if _is_small(inflater):
                 part = inflater.step()
             else:
-                part = await self._in_thread(inflater.step)
+                part = await usage.unless_ended(self._threads.submit(inflater.step))
             usage.give(BudgetKind.BODY_BYTES, room - len(part))
             pieces.add(part)
 
@@ -182,44 +180,9 @@ class BodyReader:
         if pieces.size < SLAB_BYTES:
             return pieces.joined()
         usage.take(BudgetKind.BODY_BYTES, pieces.size)
-        body = await self._in_thread(pieces.joined)
+        body = await usage.unless_ended(self._threads.submit(pieces.joined))
         usage.give(BudgetKind.BODY_BYTES, pieces.size)
         return body
-
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-class Pieces:
-    """The pieces of a body that have arrived, in slabs: very many small pieces would take much more memory."""
-
-    __slots__ = ("_buffer", "_slabs", "size")
-
-    def __init__(self) -> None:
-        """Begin without pieces."""
-        self.size = 0
-        self._slabs: list[bytes] = []
-        self._buffer = io.BytesIO()
-
-    def add(self, piece: bytes) -> None:
-        """Keep the next piece."""
-        self.size += len(piece)
-        self._buffer.write(piece)
-        if self._buffer.tell() >= SLAB_BYTES:
-            self._slabs.append(self._buffer.getvalue())
-            self._buffer = io.BytesIO()
-
-    def joined(self) -> bytes:
-        """Return the body. Add no piece after this."""
-        last = self._buffer.getvalue()
-        return b"".join([*self._slabs, last]) if self._slabs else last
-
-    def clear(self) -> None:
-        """Free all pieces, one slab in each iteration of the loop: to free 100 MiB at once takes 10 ms."""
-        self._buffer = io.BytesIO()
-        if self._slabs:
-            self._slabs.pop()
-            asyncio.get_running_loop().call_soon(self.clear)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,14 +18,18 @@ Log lines are counted per second: no request gives them back, and each new secon
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from heapq import nlargest
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.errors import BodyTooLarge, BrokerError, Overloaded
+
+T = TypeVar("T")
 
 _MIB: Final = 1024 * 1024
 
@@ -136,13 +140,14 @@ class Caller:
 class Account:
     """The resources that one connection uses."""
 
-    __slots__ = ("_budgets", "_caller", "_cut", "is_cut", "used")
+    __slots__ = ("_budgets", "_caller", "_cut", "_end", "is_cut", "used")
 
     def __init__(self, budgets: Budgets, caller: Caller, cut: Callable[[BudgetKind], None]) -> None:
         """Begin at zero. Call ``Budgets.account`` to make one."""
         self._budgets = budgets
         self._caller = caller
         self._cut = cut
+        self._end: asyncio.Future[None] | None = None
         self.used: dict[BudgetKind, int] = {}
         self.is_cut = False
 
@@ -203,9 +208,23 @@ class Account:
         """Use another function from now on to cut the connection."""
         self._cut = cut
 
+    @property
+    def end(self) -> asyncio.Future[None]:
+        """A future that is done when the connection has ended, or was cut: what it used does not count any more."""
+        if self._end is None:
+            self._end = asyncio.get_running_loop().create_future()
+            if self.is_cut or self._cut is _nothing:
+                self._end.set_result(None)
+        return self._end
+
+    def _told_end(self) -> None:
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
     def close(self) -> None:
         """Give everything back and forget the connection, which has ended."""
         self._cut = _nothing
+        self._told_end()
         for kind, amount in list(self.used.items()):
             self.give(kind, amount)
         self._caller.accounts.pop(self, None)
@@ -250,6 +269,7 @@ class Account:
     def cut(self, kind: BudgetKind) -> None:
         """End the connection to make room. Its resources no longer count."""
         self.is_cut = True
+        self._told_end()
         self._cut(kind)
         for each, amount in list(self.used.items()):
             self.give(each, amount)
@@ -284,6 +304,26 @@ class Usage:
             self.used[kind] = used - amount
         if self._account is not None and amount:
             self._account.give(kind, amount)
+
+    async def unless_ended(self, work: futures.Future[T]) -> T:
+        """Wait for work of a thread. If the connection ends before the work begins, cancel it.
+
+        Raises:
+            Cut, ConnectionError: the connection has ended.
+        """
+        done = asyncio.wrap_future(work)
+        if self._account is None:
+            return await done
+        try:
+            ends: set[asyncio.Future[Any]] = {done, self._account.end}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        if self._account.end.done() and work.cancel():
+            self.take(BudgetKind.BODY_BYTES, 0)
+            raise ConnectionResetError("The connection ended before its request was read.")
+        return await done
 
     def may_log(self) -> bool:
         """Count a log line that this request causes. Return False if there were too many in this second."""

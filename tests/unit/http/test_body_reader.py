@@ -16,8 +16,9 @@ from aiohttp.base_protocol import BaseProtocol
 from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http import body as body_module
-from broker.http.body import MEMBERS_MAX, STEP_BYTES_MAX, Body, BodyReader, Inflater, Pieces
+from broker.http.body import MEMBERS_MAX, STEP_BYTES_MAX, Body, BodyReader, Inflater
 from broker.http.budget import Bounds, BudgetKind, Budgets, Cut, Usage
+from broker.http.pieces import FREED_SLABS_MAX, SLAB_BYTES, DroppedSlabs, Pieces
 from tests.kit.bench import settle
 
 MIB = 1 << 20
@@ -124,6 +125,55 @@ async def test_a_connection_cut_as_its_body_ends_has_no_body(sent: Sent) -> None
     assert sent.held == 0
 
 
+@pytest.mark.parametrize("way", ["cut", "closed"])
+async def test_a_body_that_waits_for_a_thread_ends_with_its_connection(
+    sent: Sent, way: str
+) -> None:
+    """Its bytes do not count any more: while hundreds of others waited, the node held them beside all that count."""
+    threads, go = sent.reader._threads, threading.Event()
+    busy = [threads.submit(go.wait) for _ in range(body_module.THREADS)]
+    account = sent.budgets.account("b", lambda _: None)
+    content = came(gzip.compress(random.Random(1).randbytes(100_000)))
+    reading = asyncio.ensure_future(sent.reader.read(content, GZIP, Usage(account)))
+    await settle(5)
+    assert not reading.done()
+    try:
+        if way == "cut":
+            account.cut(BODY)
+        else:
+            account.close()
+        await settle(5)
+        assert isinstance(reading.exception(), Cut if way == "cut" else ConnectionResetError)
+    finally:
+        go.set()
+    assert all(each.result() for each in busy)
+    assert sent.held == 0
+
+
+async def test_slabs_of_bodies_that_were_given_up_are_freed_before_others_are_held() -> None:
+    dropped = DroppedSlabs()
+    former = [Pieces(dropped) for _ in range(10)]
+    for each in former:
+        each.add(bytes(2 * SLAB_BYTES))
+    slabs = [slab for each in former for slab in each._slabs]
+    assert len(slabs) == 20
+    for each in former:
+        each.clear()
+
+    def freed() -> int:
+        return sum(slab.closed for slab in slabs)
+
+    assert freed() == 0
+    other = Pieces(dropped)
+    other.add(b"x")
+    assert freed() == 1
+    await settle(1)
+    assert freed() == 1 + FREED_SLABS_MAX
+    await settle(5)
+    assert freed() == 20
+    assert other.joined() == b"x"
+
+
 async def test_nothing_is_held_of_a_body_past_its_bound(sent: Sent) -> None:
     bomb = gzip.compress(bytes(5 * MIB))
     with pytest.raises(BodyTooLarge, match="4,194,304"):
@@ -138,7 +188,7 @@ async def test_an_error_that_is_kept_keeps_no_body(
     sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Pieces] = []
-    monkeypatch.setattr(body_module, "Pieces", lambda: made.append(Pieces()) or made[-1])
+    monkeypatch.setattr(body_module, "Pieces", lambda bin_: made.append(Pieces(bin_)) or made[-1])
     cut_off = gzip.compress(bytes(9 * MIB))[:-1]
     with pytest.raises(BadRequest, match="cut off"):
         await sent.read(cut_off, gzipped=True)
