@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside, run_paced, soon
-from broker.model import LOG_KEY_MIN, LogKey, PublishRequest
+from broker.model import LOG_KEY_MIN, PublishRequest
 from broker.shield import begin, result_of
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import KeyedOutcome, check_same_request, key_hash
@@ -51,7 +51,7 @@ class KeyedLog:
 
     async def expire_keys(self) -> None:
         """Forget the answers whose window has passed, also if no further key comes. The sweeper calls this."""
-        await run_paced(self._answered.expire(self._passed()))
+        await run_paced(self._answered.expire(self.window.passed()))
 
     def forget(self) -> None:
         """Forget all answers: the hold is done, or another memory begins."""
@@ -60,13 +60,6 @@ class KeyedLog:
     def forgetting(self) -> Iterator[None]:
         """Forget all answers from now on; each step frees one."""
         return self._answered.close()
-
-    def has_passed(self, first: LogKey) -> bool:
-        """Return whether the key of a request whose first message has this id counts no more."""
-        return first < self._passed()
-
-    def _passed(self) -> LogKey:
-        return self.window.passed_before(self.window.window_ms)
 
     def write(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue a request; a key in it is not looked up. Raises as LogWriter.submit does."""
@@ -123,7 +116,7 @@ class KeyedLog:
         if published.replayed:
             return published  # The effect is that of another request: this key left no mark.
         answer = KeyedOutcome(published.first, published.last, body_hash)
-        self._answered.put(hashed, answer, self._passed())
+        self._answered.put(hashed, answer, self.window.passed())
         return published
 
     async def _check_effect(self, answer: KeyedOutcome, body_hash: bytes) -> None:
@@ -137,13 +130,13 @@ class KeyedLog:
             await refuse_rolled_back(hold, what, answer.pointer, first, last, ids)
 
     async def _find_answer(self, hashed: bytes, options: PublishOptions) -> KeyedOutcome | None:
-        passed = self._passed()
+        passed = self.window.passed()
         answer = self._answered.get(hashed, passed)
         if answer is not None or options.is_fresh or not self._answered.must_look_up(passed):
             return answer
         async with in_time(self._clock, options.deadline):
             found = await self.writer.hold.marks.find(IDEMPOTENCY, hashed)
-        if not found or self.has_passed(found[-1].first):
+        if not found or found[-1].first < self.window.passed():
             return None
         return KeyedOutcome(found[-1].first, found[-1].last, found[-1].body)
 

@@ -29,6 +29,10 @@ class MarkWindow:
         self._claimed_ms = clock.now_ms()
         self._claimed_boot_ms = clock.monotonic() * 1000
 
+    def passed(self) -> LogKey:
+        """Return the id below which no key counts any more."""
+        return self.passed_before(self.window_ms)
+
     def passed_before(self, life_ms: float) -> LogKey:
         """Return the id below which no mark counts any more that lives for ``life_ms``."""
         since_claim_ms = self.clock.monotonic() * 1000 - self._claimed_boot_ms

@@ -26,7 +26,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.long_work import soon
-from broker.model import PublishRequest
+from broker.model import LOG_KEY_MIN, PublishRequest
 from broker.shield import begin, result_of
 from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed
@@ -68,6 +68,8 @@ class StoredPayloads:
         self.references = References(
             around, messages, retire=self._retire, guarded=self._first_change
         )
+        self._window = around.mark_window(LOG_KEY_MIN)
+        """Of keys of stores: the topic's last id says nothing of the ids in payload logs."""
         self._stage_numbers = stages.StageNumbers()
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -131,7 +133,7 @@ class StoredPayloads:
             return None
         find = self._around.payload_logs.find_mark
         mark = await find(log, root, IDEMPOTENCY, key_hash(options.key))
-        if mark is None or self._messages.has_passed(mark.first):
+        if mark is None or mark.first < self._window.passed():
             return None
         check_same_request(mark.body, await request_hash(request, options))
         await self.references.check_kept(number, root)

@@ -137,6 +137,21 @@ async def test_keys_of_ids_ahead_of_the_clock_are_forgotten_after_the_next_claim
     assert not (await bench.publish(b"a", options=K)).replayed
 
 
+async def test_keys_of_stores_do_not_go_by_the_ids_of_the_topic(bench: Bench) -> None:
+    """The ids of the payload logs are not ahead if those of the topic are."""
+    bench.clock.step(10 * 365 * 24 * HOUR_MS)
+    await bench.create(ttl_s=10**9)
+    await bench.publish(b"of 2036")
+    bench.clock.step(-10 * 365 * 24 * HOUR_MS)
+    bench.restart()
+    await bench.publish(b"claims")
+    await bench.pass_ms(2 * WINDOW_MS)
+    pointer = bench.clock.now_ms() * 1_000_000
+    first = await bench.stored(pointer, b"a", options=K)
+    await bench.publish(pointer=pointer)
+    assert await bench.stored(pointer, b"a", options=K) == first._replace(replayed=True)
+
+
 class Keys:
     """The keys of one log: in the leader's memory, and in storage."""
 
