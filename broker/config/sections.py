@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_type_hints
-from urllib.parse import urlsplit
+
+from broker.config.forms import HOST_NAME, HOST_PORT, ORIGIN, TOPIC, URL, Form
 
 T = TypeVar("T")
 
 TTL_S_MAX = 2_147_483_647
 INSTANCE_ID_MAX = 255
+PORT_MAX = 65_535
 PROPERTIES_BYTES_MAX = 65_536
 TRANSACTIONS = ("optional", "required", "refused")
 """The values of the property ``transactions``."""
@@ -37,8 +38,6 @@ REGIONS_MAX = 256
 EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - Compared only.
 """Hosts that stand for every address of a machine."""
 _MIB = 1024 * 1024
-_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class ConfigError(ValueError):
@@ -84,9 +83,16 @@ class Role(enum.StrEnum):
     TRANSACTIONS = "transactions"
 
 
-def key(default: T, doc: str, *, least: float | None = None) -> T:
-    """Declare a key. ``least`` is the smallest allowed number."""
-    metadata = {"doc": doc, "least": least}
+def key(
+    default: T,
+    doc: str,
+    *,
+    least: float | None = None,
+    most: int | None = None,
+    form: Form | None = None,
+) -> T:
+    """Declare a key. Numbers are allowed from ``least`` to ``most``, texts in this form."""
+    metadata = {"doc": doc, "least": least, "most": most, "form": form}
     if isinstance(default, Mapping):  # Dataclasses refuse it as mutable, although it is read-only.
         return field(default_factory=lambda: default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -100,14 +106,16 @@ class ServerConfig:
         "127.0.0.1",
         "Address to listen on. The broker checks no users: each client that reaches it may do everything.",
     )
-    port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0)
+    port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0, most=PORT_MAX)
     host_names: tuple[str, ...] = key(
         (),
         "More names by which clients reach a node that listens on loopback. Another Host gets 403 there.",
+        form=HOST_NAME,
     )
     cors_origins: tuple[str, ...] = key(
         (),
         "Origins (https://app.example,...) whose web pages may use this broker; others get 403.",
+        form=ORIGIN,
     )
     connections_max: int = key(16_384, "Most open connections; further ones get 503.", least=1)
     keep_alive_s: float = key(75.0, "How long an idle connection stays open.", least=0)
@@ -201,7 +209,7 @@ class TopicsConfig:
     """Defaults and limits of topics."""
 
     topic_ttl_default_s: int = key(
-        604_800, "Lifetime of messages in a topic without a ttl.", least=1
+        604_800, "Lifetime of messages in a topic without a ttl.", least=1, most=TTL_S_MAX
     )
     topic_properties_default: Mapping[str, str] = key(
         MappingProxyType({}),
@@ -236,6 +244,7 @@ class TransactionsConfig:
     transactions_url: str | None = key(
         None,
         "URL of another transaction service, for the clean-up of transactions; none: this cluster's own.",
+        form=URL,
     )
     transaction_timeout_default_s: float = key(
         30.0, "Time-out of a short transaction that names none.", least=0.001
@@ -267,6 +276,7 @@ class TransactionsConfig:
         None,
         "Port of Tephra's Thrift service (Tephra's default is 15165); 0 takes a free one; none: off.",
         least=0,
+        most=PORT_MAX,
     )
     transactions_reset_allowed: bool = key(
         False,
@@ -323,7 +333,7 @@ class MetricsConfig:
     """The metrics of a node."""
 
     metrics_topics: tuple[str, ...] = key(
-        (), "Topics (ns/topic,...) that get a label of their own in metrics."
+        (), "Topics (ns/topic,...) that get a label of their own in metrics.", form=TOPIC
     )
 
 
@@ -332,21 +342,25 @@ class ClusterConfig:
     """How several nodes find each other. Without ZooKeeper a node is standalone."""
 
     zookeeper_hosts: tuple[str, ...] = key(
-        (), "ZooKeeper's servers (host:port,...); empty: standalone."
+        (), "ZooKeeper's servers (host:port,...); empty: standalone.", form=HOST_PORT
     )
     zookeeper_root: str = key("/broker", "Path of this cluster in ZooKeeper.")
     session_timeout_ms: int = key(
         4_000, "ZooKeeper counts a node as dead after it was silent for so long.", least=500
     )
     instance_id: int | None = key(
-        None, "Instance id of this node, 0 to 255; none takes the lowest free one.", least=0
+        None,
+        "Instance id of this node, 0 to 255; none takes the lowest free one.",
+        least=0,
+        most=INSTANCE_ID_MAX,
     )
     advertised_url: str | None = key(
-        None, "URL by which other nodes reach this one; none: http://host:port."
+        None, "URL by which other nodes reach this one; none: http://host:port.", form=URL
     )
     peer_urls: Mapping[str, str] = key(
         MappingProxyType({}),
         "URLs for other nodes that this node can't reach by their advertised ones (advertised=used,...).",
+        form=URL,
     )
     clock_skew_ms_max: int = key(
         2_000, "A node does not lead if its clock differs more from the storage's clock.", least=1
@@ -363,12 +377,15 @@ class HBaseConfig:
     """Where a cluster keeps its messages: HBase, through its Thrift-2 gateways."""
 
     hbase_gateways: tuple[str, ...] = key(
-        (), "HBase's Thrift-2 gateways (host:port,...). All of them are equal."
+        (), "HBase's Thrift-2 gateways (host:port,...). All of them are equal.", form=HOST_PORT
     )
     hbase_namespace: str = key("default", "Namespace of the tables in HBase.")
     hbase_table_prefix: str = key("broker_", "Prefix of the names of the tables.")
     hbase_regions: int = key(
-        16, "Number of regions of each new table, at most 256. Regions never split.", least=1
+        16,
+        "Number of regions of each new table, at most 256. Regions never split.",
+        least=1,
+        most=REGIONS_MAX,
     )
     hbase_connections_max: int = key(
         16,
@@ -406,7 +423,7 @@ class Config:
     hbase: HBaseConfig = field(default_factory=HBaseConfig)
 
     def __post_init__(self) -> None:
-        problems = [*_number_problems(self), *_contradictions(self), *_cluster_problems(self)]
+        problems = [*_key_problems(self), *_contradictions(self), *_cluster_problems(self)]
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -459,29 +476,33 @@ def value_of(config: Config, dotted: str) -> Any:
     return getattr(getattr(config, section), name)
 
 
-def _number_problems(config: Config) -> Iterator[str]:
+def _key_problems(config: Config) -> Iterator[str]:
+    """Yield problems of single values: a number out of its bounds, or a text that has not the form of its key."""
     for section in fields(config):
         values = getattr(config, section.name)
         for part in fields(values):
-            least, value = part.metadata["least"], getattr(values, part.name)
+            dotted, value = f"{section.name}.{part.name}", getattr(values, part.name)
+            least, most, form = (part.metadata[each] for each in ("least", "most", "form"))
             if least is not None and value is not None and not value >= least:
-                yield f"{section.name}.{part.name} = {value} must be at least {least:g}"
+                yield f"{dotted} = {value} must be at least {least:g}"
+            elif most is not None and value is not None and value > most:
+                yield f"{dotted} = {value} must be at most {most}"
             elif isinstance(value, float) and math.isinf(value):
-                yield f"{section.name}.{part.name} = {value} must be finite"
+                yield f"{dotted} = {value} must be finite"
+            elif form is not None:
+                yield from (f"{dotted}: {problem}" for problem in form.problems(value))
 
 
 def _contradictions(config: Config) -> Iterator[str]:
-    server, limits, topics = config.server, config.limits, config.topics
-    if server.port > 65_535:
-        yield f"server.port = {server.port} must be at most 65535"
-    yield from _thrift_problems(config)
-    yield from _browser_problems(server)
-    if topics.topic_ttl_default_s > TTL_S_MAX:
-        yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
+    server, limits, topics, port = (
+        *(config.server, config.limits, config.topics),
+        config.transactions.thrift_port,
+    )
+    if port and port == server.port:
+        yield f"transactions.thrift_port = {port} must differ from server.port"
+    if port is not None and server.role is Role.TOPICS:
+        yield "transactions.thrift_port: a node with server.role = topics serves no transactions"
     yield from _property_problems(topics.topic_properties_default)
-    for name in config.metrics.metrics_topics:
-        if not all(name.partition("/")) or name.count("/") > 1:
-            yield f"metrics.metrics_topics: {name!r} is not namespace/topic"
     if topics.idempotency_window_s < 2 * server.request_deadline_s:
         yield (
             f"topics.idempotency_window_s = {topics.idempotency_window_s:g} must be at least twice "
@@ -494,30 +515,6 @@ def _contradictions(config: Config) -> Iterator[str]:
             "limits.queued_bytes_max must be at least limits.body_inflated_bytes_max, "
             "or the largest body could never be queued"
         )
-
-
-def _thrift_problems(config: Config) -> Iterator[str]:
-    port = config.transactions.thrift_port
-    if port is None:
-        return
-    if port > 65_535:
-        yield f"transactions.thrift_port = {port} must be at most 65535"
-    if port and port == config.server.port:
-        yield f"transactions.thrift_port = {port} must differ from server.port"
-    if config.server.role is Role.TOPICS:
-        yield "transactions.thrift_port: a node with server.role = topics serves no transactions"
-
-
-def _browser_problems(server: ServerConfig) -> Iterator[str]:
-    for name in server.host_names:
-        if not _HOST_NAME.fullmatch(name):
-            yield f"server.host_names: {name!r} is not a name such as broker.example, without a port"
-    for origin in server.cors_origins:
-        if not _ORIGIN.fullmatch(origin):
-            yield (
-                f"server.cors_origins: {origin!r} is not an origin such as https://app.example: "
-                "scheme, host and port, no slash at the end"
-            )
 
 
 def _property_problems(defaults: Mapping[str, str]) -> Iterator[str]:
@@ -536,65 +533,15 @@ def _property_problems(defaults: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cluster_problems(config: Config) -> Iterator[str]:
-    cluster, hbase = config.cluster, config.hbase
-    if cluster.zookeeper_hosts and not hbase.hbase_gateways:
+    cluster, host = config.cluster, config.server.host
+    if cluster.zookeeper_hosts and not config.hbase.hbase_gateways:
         yield "hbase.hbase_gateways must be set if cluster.zookeeper_hosts is set"
-    if cluster.instance_id is not None and cluster.instance_id > INSTANCE_ID_MAX:
-        yield f"cluster.instance_id = {cluster.instance_id} must be at most {INSTANCE_ID_MAX}"
-    if hbase.hbase_regions > REGIONS_MAX:
-        yield f"hbase.hbase_regions = {hbase.hbase_regions} must be at most {REGIONS_MAX}"
     if not cluster.zookeeper_root.startswith("/") or cluster.zookeeper_root.endswith("/"):
         yield f"cluster.zookeeper_root = {cluster.zookeeper_root} must be a path like /broker"
     if cluster.is_on and config.server.role is not Role.ALL:
         yield f"server.role = {config.server.role}: a node of a cluster must have the role all"
-    yield from _url_problems(config)
-    addresses = {
-        "cluster.zookeeper_hosts": cluster.zookeeper_hosts,
-        "hbase.hbase_gateways": hbase.hbase_gateways,
-    }
-    for dotted, each in ((dotted, each) for dotted, all_ in addresses.items() for each in all_):
-        try:
-            parse_address(each)
-        except ValueError:
-            yield f"{dotted}: {each!r} is not host:port"
-
-
-def _url_problems(config: Config) -> Iterator[str]:
-    cluster = config.cluster
-    if cluster.is_on and cluster.advertised_url is None and config.server.host in EVERY_ADDRESS:
+    if cluster.is_on and cluster.advertised_url is None and host in EVERY_ADDRESS:
         yield (
-            f"cluster.advertised_url must be set if server.host = {config.server.host!r}: that "
+            f"cluster.advertised_url must be set if server.host = {host!r}: that "
             "address names no machine, so other nodes can't find this one"
         )
-    urls = [("cluster.advertised_url", cluster.advertised_url or "http://none")]
-    urls.append(
-        ("transactions.transactions_url", config.transactions.transactions_url or "http://none")
-    )
-    urls += [("cluster.peer_urls", url) for pair in cluster.peer_urls.items() for url in pair]
-    for dotted, url in urls:
-        if not _is_url(url):
-            shown = re.sub("//.*@", "//…@", url)  # It may have a password.
-            yield f"{dotted}: {shown!r} is not http://host:port"
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        has_port = parts.port != 0
-    except ValueError:
-        return False
-    has_host = bool(parts.hostname) and "@" not in parts.netloc
-    return parts.scheme in {"http", "https"} and has_host and has_port
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of ``host:port``. Raises ValueError."""
-    host, _, port = text.rpartition(":")
-    host, number = host.strip("[]"), int(port) if port.isdecimal() else 0
-    try:
-        host.encode("idna")  # As a look-up of the name does.
-    except UnicodeError:
-        host = ""
-    if not host or not 0 < number < 65_536:
-        raise ValueError(f"{text!r} is not host:port")
-    return host, number

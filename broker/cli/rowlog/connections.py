@@ -13,7 +13,8 @@ import click
 from broker import logs
 from broker.cli.command.broker_calls import json_option
 from broker.cli.command.problems import NotNow
-from broker.config.sections import LogLevel, LogsConfig, parse_address
+from broker.config.forms import parse_address
+from broker.config.sections import LogLevel, LogsConfig
 from broker.errors import Unavailable, install_command
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.forms import parse_address
 from broker.config.sections import (
     PROPERTIES_BYTES_MAX,
     TRANSACTIONS,
@@ -18,7 +19,6 @@ from broker.config.sections import (
     TopicsConfig,
     TransactionsConfig,
     iter_keys,
-    parse_address,
 )
 from broker.config.sources import load
 from broker.model import TransactionUse
