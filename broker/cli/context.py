@@ -11,7 +11,7 @@ import click
 from broker.cli.command import completion, contexts
 from broker.cli.command.broker_calls import Json, writes
 from broker.cli.command.contexts import Context, Contexts
-from broker.cli.command.options import told
+from broker.cli.command.options import flag, told
 from broker.cli.command.output import properties, table
 from broker.errors import BadName
 from broker.model import check_namespace
@@ -63,7 +63,7 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
     callback=_namespace,
     help="The namespace of topics that are named without one.",
 )
-@click.option("--replace", is_flag=True, help="Replace a context of that name.")
+@flag("--replace", "Replace a context of that name.")
 @writes()
 def add(name: str, url: str, ca_file: str | None, namespace: str, replace: bool) -> Json:
     """Add a context. To use it: broker context use NAME.

@@ -26,7 +26,7 @@ from click.core import ParameterSource
 
 from broker.cli.command import completion, contexts
 from broker.cli.command.contexts import BrokerTarget, given
-from broker.cli.command.options import SpanType
+from broker.cli.command.options import SpanType, flag, option
 from broker.cli.command.output import write_json, write_line
 from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
@@ -94,7 +94,7 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, callback=_note_json, help="Write JSON, for machines."
 )
 """The option may also stand before the command's name, see ``take_json``."""
-yes_option = click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
+yes_option = flag("--yes", "Don't ask for confirmation.")
 """The option of a command that calls ``confirm``."""
 
 
@@ -192,13 +192,12 @@ def to_broker(command: Callable[..., Any]) -> Any:
         help="The broker's address, or the addresses of a cluster's nodes with commas between them.  "
         f"[default: the current context, or {contexts.URL_DEFAULT}]",
     )
-    deadline = click.option(
+    deadline = option(
         "--deadline",
+        SpanType(0.1),
+        30.0,
+        "Seconds that a request may take, with its retries.",
         "deadline_s",
-        type=SpanType(0.1),
-        default=30.0,
-        show_default=True,
-        help="Seconds that a request may take, with its retries.",
     )
     return context(address(deadline(json_option(run))))
 

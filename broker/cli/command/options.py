@@ -55,6 +55,19 @@ def usage(read: Callable[..., Value], *given: Any) -> Value:
         raise click.UsageError(str(error)) from error
 
 
+def option(
+    name: str, kind: Any, default: object, help_text: str, parameter: str = ""
+) -> Callable[[Command], Command]:
+    """Return an option with a default, which the help shows; ``parameter`` if the option's name is not the parameter's."""
+    names = (name, parameter) if parameter else (name,)
+    return click.option(*names, type=kind, default=default, show_default=True, help=help_text)
+
+
+def flag(name: str, help_text: str, parameter: str = "") -> Callable[[Command], Command]:
+    """Return an option without a value."""
+    return click.option(*filter(None, (name, parameter)), is_flag=True, help=help_text)
+
+
 def most_option(
     default: int, most: int, help_text: str, name: str = "limit"
 ) -> Callable[[Command], Command]:

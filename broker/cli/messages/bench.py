@@ -11,7 +11,7 @@ import click
 from broker.bench.loads import Load, Show, publish_load, tail_load
 from broker.bench.measure import BYTES_MIN
 from broker.cli.command.broker_calls import BrokerCall, Command, to_broker
-from broker.cli.command.options import FiniteRange, topic_argument
+from broker.cli.command.options import FiniteRange, option, topic_argument
 from broker.cli.command.output import live_line, write_line
 from broker.client import Client
 from broker.model import TopicId
@@ -31,38 +31,25 @@ def bench() -> None:
 
 def _seconds_option(help_text: str) -> Callable[[Command], Command]:
     positive = FiniteRange(min=0, min_open=True)
-    return click.option("--seconds", type=positive, default=10.0, show_default=True, help=help_text)
+    return option("--seconds", positive, 10.0, help_text)
 
 
 @bench.command()
 @topic_argument
-@click.option(
-    "--size",
-    type=click.IntRange(min=BYTES_MIN),
-    default=100,
-    show_default=True,
-    help="Bytes per message.",
-)
+@option("--size", click.IntRange(min=BYTES_MIN), 100, "Bytes per message.")
 @click.option(
     "--rate",
     type=FiniteRange(min=0, min_open=True),
     help="Messages per second.  [default: as fast as possible]",
 )
 @_seconds_option("Publish for so many seconds.")
-@click.option(
+@option(
     "--publishers",
-    type=click.IntRange(1, 10_000),
-    default=8,
-    show_default=True,
-    help="Number of publishers; each waits for the acknowledgement of a publish before the next one.",
+    click.IntRange(1, 10_000),
+    8,
+    "Number of publishers; each waits for the acknowledgement of a publish before the next one.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    help="Messages per publish.",
-)
+@option("--batch", click.IntRange(1, 10_000), 1, "Messages per publish.")
 @to_broker
 def publish(call: BrokerCall, **load: Any) -> None:
     """Publish messages to a topic, and report the rate and the latency.

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, Json, asks, to_broker
-from broker.cli.command.options import PlaceGiven, id_option, place_option, topic_argument
+from broker.cli.command.options import PlaceGiven, flag, id_option, place_option, topic_argument
 from broker.cli.command.output import table, write_line, write_properties
 from broker.client import Cursor, NotFound, SyncClient
 from broker.client.positions import before, behind, id_of
@@ -94,10 +94,8 @@ def show(client: SyncClient, topic: TopicId, name: str) -> Json:
 @_name_argument
 @place_option("--since", help_text="Continue here: an age (1h), a time, or a message id.")
 @id_option("--after", help_text="Continue after this message.")
-@click.option("--oldest", is_flag=True, help="Continue at the oldest message.")
-@click.option(
-    "--newest", is_flag=True, help="Continue with the messages that are published from now on."
-)
+@flag("--oldest", "Continue at the oldest message.")
+@flag("--newest", "Continue with the messages that are published from now on.")
 @to_broker
 def set_(
     call: BrokerCall,

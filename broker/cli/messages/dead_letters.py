@@ -16,7 +16,7 @@ from broker.cli.command.broker_calls import (
     to_broker,
     yes_option,
 )
-from broker.cli.command.options import TOPIC, id_type, topic_argument
+from broker.cli.command.options import TOPIC, flag, id_type, topic_argument
 from broker.cli.command.output import table, write_line, write_properties
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
@@ -37,7 +37,7 @@ _letters_option = click.option(
     help="The topic of the letters [NS/TOPIC-dead-letters].",
 )
 _subscriber_option = click.option("--subscriber", metavar="NAME", help="Only letters of this one.")
-_all_option = click.option("--all", "every", is_flag=True, help="All open letters of the topic.")
+_all_option = flag("--all", "All open letters of the topic.", "every")
 
 
 class _Named(NamedTuple):

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import click
 from typing_extensions import override
 
-from broker.cli.command.options import PlaceGiven, id_option, place_option
+from broker.cli.command.options import PlaceGiven, flag, id_option, place_option
 from broker.cli.command.output import write_json
 from broker.client import Browsed, SyncClient
 from broker.escapes import escaped_bytes
@@ -229,7 +229,7 @@ format_option = click.option(
     metavar="LAYOUT",
     help="The layout of each message: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
 )
-_ids_option = click.option("--ids", is_flag=True, help="Write the id and time before each message.")
+_ids_option = flag("--ids", "Write the id and time before each message.")
 
 
 def layout_options(command: Command) -> Command:

@@ -18,7 +18,7 @@ import click
 
 from broker.cli.command import output
 from broker.cli.command.broker_calls import BrokerCall, to_broker
-from broker.cli.command.options import PlaceGiven, SpanType, topic_argument
+from broker.cli.command.options import PlaceGiven, SpanType, flag, topic_argument
 from broker.cli.messages import message_options as reading
 from broker.cli.messages.message_options import (
     LineLayout,
@@ -88,8 +88,8 @@ def poll(
 @until_option
 @last_option
 @limit_option
-@click.option("--desc", "descending", is_flag=True, help="Show the newest message first.")
-@click.option("--full", is_flag=True, help="Show whole payloads, not only their first KiB.")
+@flag("--desc", "Show the newest message first.", "descending")
+@flag("--full", "Show whole payloads, not only their first KiB.")
 @format_option
 @to_broker
 def browse(
@@ -249,11 +249,7 @@ def _follows(follow: bool | None, until: PlaceGiven | None) -> bool:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Store the id of the last handled message in this file, and continue after it next time.",
 )
-@click.option(
-    "--committed",
-    is_flag=True,
-    help="Write only committed messages: those of a transaction when it is committed.",
-)
+@flag("--committed", "Write only committed messages: those of a transaction when it is committed.")
 @layout_options
 @to_broker
 def tail(

@@ -17,7 +17,14 @@ from click.shell_completion import CompletionItem
 from broker.cli.command import completion
 from broker.cli.command.broker_calls import Json, asks
 from broker.cli.command.contexts import given
-from broker.cli.command.options import name_and_value, place_now, told, topic_argument, ttl_option
+from broker.cli.command.options import (
+    flag,
+    name_and_value,
+    place_now,
+    told,
+    topic_argument,
+    ttl_option,
+)
 from broker.cli.command.output import write_line, write_properties
 from broker.client import SyncClient, TopicInfo
 from broker.model import TopicId
@@ -79,10 +86,9 @@ def topics() -> None:
 def _with_properties(command: Command) -> Command:
     """Add the arguments NAME=VALUE and their options; ``_wanted`` reads them."""
     ttl = ttl_option("The lifetime of a message: seconds, or 30m, 12h, 1d, 2w.")
-    any_property = click.option(
+    any_property = flag(
         "--any-property",
-        is_flag=True,
-        help=f"Accept any property, not only {' and '.join(KNOWN)}; the broker stores the others, unused.",
+        f"Accept any property, not only {' and '.join(KNOWN)}; the broker stores the others, unused.",
     )
     pairs = click.argument("properties", nargs=-1, metavar=f"[{PROPERTY}]...")
     return pairs(any_property(ttl(command)))
@@ -101,7 +107,7 @@ def _wanted(properties: Sequence[str], ttl_s: int | None, *, any_property: bool)
 @topics.command()
 @topic_argument
 @_with_properties
-@click.option("--keep", is_flag=True, help="If the topic exists, keep it as it is.")
+@flag("--keep", "If the topic exists, keep it as it is.")
 @asks()
 def create(
     client: SyncClient, topic: TopicId, keep: bool, **given_properties: Any
@@ -150,7 +156,7 @@ def show(client: SyncClient, topic: TopicId) -> dict[str, object]:
 @topics.command(name="set")
 @topic_argument
 @_with_properties
-@click.option("--replace", is_flag=True, help="Reset all other properties to their defaults.")
+@flag("--replace", "Reset all other properties to their defaults.")
 @asks()
 def set_(
     client: SyncClient, topic: TopicId, replace: bool, **given_properties: Any

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
-from broker.cli.command.options import most_option, place_option, topic_argument
+from broker.cli.command.options import flag, most_option, place_option, topic_argument
 from broker.cli.command.output import properties, table, write_line
 from broker.client import SyncClient
 from broker.errors import StorageCorrupt
@@ -229,9 +229,7 @@ def _write_plan(plan: Json) -> str | None:
 
 
 @tx.command()
-@click.option(
-    "--yes", is_flag=True, help="Prune. Without --yes the command only shows what it would prune."
-)
+@flag("--yes", "Prune. Without --yes the command only shows what it would prune.")
 @click.option(
     "--through",
     type=click.IntRange(min=0),

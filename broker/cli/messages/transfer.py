@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, Command, to_broker
-from broker.cli.command.options import place_now, told, topic_argument, usage
+from broker.cli.command.options import flag, place_now, told, topic_argument, usage
 from broker.cli.command.output import bar, write_line
 from broker.model import TopicId
 from broker.places import Place
@@ -51,7 +51,7 @@ _FORMAT = click.option(
     "--until", "Stop before this: an age (1h), a time, or a message id.  [default: the end]"
 )
 @_FORMAT
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@flag("--force", "Replace FILE if it exists.")
 @to_broker
 def export(
     call: BrokerCall,
@@ -93,9 +93,7 @@ def export(
 @topic_argument
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_FORMAT
-@click.option(
-    "--again", is_flag=True, help="Publish all messages, even if they were imported before."
-)
+@flag("--again", "Publish all messages, even if they were imported before.")
 @to_broker
 def import_(
     call: BrokerCall,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, Command, Json, asks, json_option, to_broker
-from broker.cli.command.options import TOPIC
+from broker.cli.command.options import TOPIC, flag, option
 from broker.cli.command.output import table, value_of, write_line
 from broker.cli.nodes import leadership
 from broker.client import SyncClient, admin
@@ -50,7 +50,7 @@ def cluster() -> None:
 
 def _number(name: str, default: int, least: int, help_text: str) -> Callable[[Command], Command]:
     number = click.IntRange(min=least)
-    return click.option(name, default=default, show_default=True, type=number, help=help_text)
+    return option(name, number, default, help_text)
 
 
 def _port(_: click.Context, __: click.Parameter, text: str) -> int | None:
@@ -228,9 +228,7 @@ def _write_topics(answer: dict[str, Any]) -> None:
 
 
 @cluster.command()
-@click.option(
-    "--topics", "with_topics", is_flag=True, help="List also each node's topics and their epochs."
-)
+@flag("--topics", "List also each node's topics and their epochs.", "with_topics")
 @to_broker
 def status(call: BrokerCall, with_topics: bool) -> None:
     """Show all nodes, the slots and topics that they lead, and their health.

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, Command, Json, asks, to_broker
-from broker.cli.command.options import SpanType, topic_argument
+from broker.cli.command.options import SpanType, flag, option, topic_argument
 from broker.cli.command.output import live_line, write_line
 from broker.client import SyncClient, admin
 from broker.client.client_request import ClientRequest
@@ -23,14 +23,13 @@ _node_argument = click.argument("node", metavar="NODE")
 
 def _wait_options(command: Command) -> Command:
     """Add the options of a command that can wait for the end of the change that it starts."""
-    wait = click.option("--wait", is_flag=True, help="Return when the change is complete.")
-    bound = click.option(
+    wait = flag("--wait", "Return when the change is complete.")
+    bound = option(
         "--wait-max",
+        SpanType(0.1),
+        120.0,
+        "Wait at most so many seconds; then the exit code is 4.",
         "wait_s_max",
-        type=SpanType(0.1),
-        default=120.0,
-        show_default=True,
-        help="Wait at most so many seconds; then the exit code is 4.",
     )
     return wait(bound(command))
 

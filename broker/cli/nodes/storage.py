@@ -15,7 +15,7 @@ import click
 from rich.progress import TextColumn
 
 from broker.cli.command.broker_calls import json_option, write_answer
-from broker.cli.command.options import topic_argument
+from broker.cli.command.options import option, topic_argument
 from broker.cli.command.output import bar, table, write_json, write_line, write_spaced
 from broker.cli.command.problems import NotNow
 from broker.cli.nodes.serve import (
@@ -91,21 +91,15 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     type=_FOLDER,
     help="A data directory.  [default: storage.data_dir of the configuration]",
 )
-@click.option(
-    "--pages",
-    "pages_max",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Show at most so many of the last pages.",
+@option(
+    "--pages", click.IntRange(min=1), 20, "Show at most so many of the last pages.", "pages_max"
 )
-@click.option(
+@option(
     "--entries",
+    click.IntRange(min=0),
+    10,
+    "Show at most so many of the last entries in them.",
     "entries_max",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="Show at most so many of the last entries in them.",
 )
 @click.option(
     "--payload-log",

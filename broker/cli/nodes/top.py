@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, to_broker
-from broker.cli.command.options import SpanType, most_option
+from broker.cli.command.options import SpanType, flag, most_option, option
 from broker.cli.command.output import cell, size_text
 from broker.cli.nodes.cluster import STATE_COLOURS
 from broker.client import Client, admin
@@ -26,15 +26,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--namespace", metavar="NS", help="Show the topics of one namespace.")
 @most_option(50, 500, "Show at most so many topics, the busiest ones.", "rows_max")
-@click.option(
-    "--interval",
-    "interval_s",
-    type=SpanType(0.2),
-    default=2.0,
-    show_default=True,
-    help="Seconds between two snapshots.",
-)
-@click.option("--once", is_flag=True, help="Show one snapshot, and end.")
+@option("--interval", SpanType(0.2), 2.0, "Seconds between two snapshots.", "interval_s")
+@flag("--once", "Show one snapshot, and end.")
 @to_broker
 def top(
     call: BrokerCall, namespace: str | None, rows_max: int, interval_s: float, once: bool

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from broker.cli.command.broker_calls import write_answer
+from broker.cli.command.options import flag, option
 from broker.cli.command.output import table, write_json, write_line, write_spaced
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog, run
 from broker.moments import time_text
@@ -134,9 +135,7 @@ async def _show_row(log: RowLog, row: str, as_json: bool) -> None:
 
 @rowlog.command()
 @id_argument
-@click.option(
-    "--mend", is_flag=True, help="Restore missing index entries, and remove stale entries."
-)
+@flag("--mend", "Restore missing index entries, and remove stale entries.")
 @on_rowlog
 async def verify(log: RowLog, mend: bool, as_json: bool) -> None:
     """Read all rows and the whole index, and report problems.
@@ -252,12 +251,11 @@ async def put(
     help="With --add: rows that are processed at once.  [default: 10]",
 )
 @click.option("--row-prefix", help="With --add: only messages of rows with this prefix.")
-@click.option(
+@option(
     "--since",
-    type=click.Choice(["now", "open"]),
-    default="now",
-    show_default=True,
-    help="With --add: begin with new messages, or with all that are still open.",
+    click.Choice(["now", "open"]),
+    "now",
+    "With --add: begin with new messages, or with all that are still open.",
 )
 @on_rowlog
 async def subscriptions(

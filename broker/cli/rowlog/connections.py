@@ -12,6 +12,7 @@ import click
 
 from broker import logs
 from broker.cli.command.broker_calls import json_option
+from broker.cli.command.options import flag
 from broker.cli.command.problems import NotNow
 from broker.config.forms import parse_address
 from broker.config.sections import LogLevel, LogsConfig
@@ -59,7 +60,7 @@ def reaching(command: Callable[..., Any]) -> Any:
             show_default=True,
             help="A Thrift-1 gateway of HBase; with --synced a Thrift-2 gateway.",
         ),
-        click.option("--synced", is_flag=True, help="Use Thrift-2, and sync each write to disk."),
+        flag("--synced", "Use Thrift-2, and sync each write to disk."),
         click.option(
             "--zookeeper",
             metavar="HOST:PORT,...",

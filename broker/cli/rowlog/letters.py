@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.cli.command.broker_calls import write_answer
+from broker.cli.command.options import flag
 from broker.cli.command.output import table, write_json, write_line
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog
 from broker.errors import BadRequest, NotFound
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Drop this dead letter: it counts as done; may be repeated.",
 )
-@click.option("--drop-all", is_flag=True, help="Drop all dead letters that are not held.")
+@flag("--drop-all", "Drop all dead letters that are not held.")
 @on_rowlog
 async def dead(
     log: RowLog, *, subscription: str, drop: Sequence[str], drop_all: bool, as_json: bool
@@ -120,7 +121,7 @@ def _passing_over(everything: bool) -> AbstractContextManager[None]:
 @id_argument
 @click.argument("subscription")
 @click.argument("places", nargs=-1, metavar="[ROW:SEQ]...")
-@click.option("--all", "everything", is_flag=True, help="Retry all dead letters that are not held.")
+@flag("--all", "Retry all dead letters that are not held.", "everything")
 @reaching
 def retry(
     at: At,

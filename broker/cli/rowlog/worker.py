@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from broker.cli.command.options import flag
 from broker.cli.command.output import write_json, write_line
 from broker.cli.rowlog.connections import At, address_of, id_argument, reaching, rowlog
 from broker.user_code import check_takes
@@ -41,10 +42,8 @@ if TYPE_CHECKING:
     metavar="URL",
     help="With --serve: the URL at which processors reach this process; by default http://HOST:PORT.",
 )
-@click.option(
-    "--listen-only", is_flag=True, help="With --serve: only serve listeners, never process."
-)
-@click.option("--once", is_flag=True, help="End when no message is open.")
+@flag("--listen-only", "With --serve: only serve listeners, never process.")
+@flag("--once", "End when no message is open.")
 @reaching
 def process(
     at: At,

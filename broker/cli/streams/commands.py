@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from broker.cli.command.broker_calls import BrokerCall, json_option, teller, to_broker
-from broker.cli.command.options import SpanType, most_option, name_and_value, usage
+from broker.cli.command.options import SpanType, flag, most_option, name_and_value, option, usage
 from broker.cli.command.output import live_line, write_json, write_line, write_lines, write_table
 from broker.cli.command.problems import NotNow
 from broker.cli.streams import status_text
@@ -87,12 +87,7 @@ _control = click.option(
     metavar="DIR",
     help="The folder of the job's progress and state. All of Spark's machines must reach it.",
 )
-@click.option(
-    "--available",
-    "is_available",
-    is_flag=True,
-    help="Process the messages that the topics have now, and end.",
-)
+@flag("--available", "Process the messages that the topics have now, and end.", "is_available")
 @_MASTER
 @_conf
 @click.option(
@@ -172,14 +167,7 @@ def status(directory: str, control: Path | None, as_json: bool) -> None:
 @streams.command()
 @click.argument("directory", metavar="DIR")
 @_control
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=SpanType(0),
-    default=60.0,
-    show_default=True,
-    help="Wait at most so many seconds for its end.",
-)
+@option("--timeout", SpanType(0), 60.0, "Wait at most so many seconds for its end.", "timeout_s")
 @json_option
 def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) -> None:
     """Stop the job with its checkpoint in DIR, and wait until it has stopped.
