@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from broker.config.forms import HOST_NAME, HOST_PORT, ORIGIN, TOPIC, URL, Form
+from broker.config.text_forms import HOST_NAME, HOST_PORT, ORIGIN, TOPIC, URL, Form
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from broker.config.forms import parse_address
+from broker.config.text_forms import parse_address
 from broker.rowlog.row_table import Cells, Guard
 from broker.storage.hbase import thrift
 from broker.storage.hbase.gateways import GatewayAddress, Gateways

@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.client import BrokerError
 from broker.clock import SystemClock
-from broker.config.forms import parse_address
+from broker.config.text_forms import parse_address
 from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from broker.model import TopicId

@@ -21,7 +21,6 @@ from broker.cli.command.broker_calls import BrokerCall, to_broker
 from broker.cli.command.options import PlaceGiven, SpanType, flag, topic_argument
 from broker.cli.messages import message_options as reading
 from broker.cli.messages.message_options import (
-    LineLayout,
     Span,
     SpanStart,
     check_one_form,
@@ -40,6 +39,7 @@ from broker.clock import SystemClock
 from broker.errors import DoneInPart
 from broker.model import Message, TopicId
 from broker.transfer import cursor_file as files
+from broker.transfer.line_layout import LineLayout
 
 
 @click.command()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final
 
 import click
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
@@ -16,125 +16,54 @@ from typing_extensions import override
 from broker.cli.command.broker_calls import BrokerCall, to_broker
 from broker.cli.command.options import name_and_value, topic_argument, ttl_option
 from broker.cli.command.output import bar, write_json, write_line
-from broker.client import Published, SyncClient
 from broker.client.acknowledgements import ids_of
-from broker.errors import BrokerError, DoneInPart, TaskFailed
-from broker.model import MessageId, TopicId
-from broker.small_files import bounded_lines, chunked
+from broker.model import TopicId
+from broker.transfer.lines import MESSAGE_BYTES_MAX, PublishOrder, PublishTally, publish_lines
 
-BATCH_MESSAGES_MAX: Final = 1000
-BATCH_BYTES_MAX: Final = 1 << 20
 LONG_BYTES: Final = 1 << 20
 """The size from which a file gets a progress bar."""
-
-MESSAGE_BYTES_MAX: Final = 1 << 28
-"""The limit of one message that is read from a file; it is held in memory. A broker's default limit is a quarter."""
 
 STDIN: Final = "-"
 
 
-class _Order(NamedTuple):
-    """The topic and options of a publish; ``key`` and ``headers`` apply to each message."""
-
-    topic: TopicId
-    idempotency_key: str | None
-    ttl_s: int | None
-    key: bytes | None
-    headers: dict[str, bytes]
-
-    @property
-    def is_keyed(self) -> bool:
-        """Return whether the user gave an idempotency key."""
-        return self.idempotency_key is not None
-
-    def publish(
-        self, client: SyncClient, payloads: list[bytes], part: int | None = None
-    ) -> Published:
-        """Publish messages as one request; ``part`` is its number if there are several. Raises BrokerError."""
-        idempotency_key = self.idempotency_key
-        if idempotency_key is not None and part is not None:
-            idempotency_key = f"{idempotency_key}-{part}"
-        return client.publish(
-            self.topic,
-            payloads,
-            key=self.key,
-            headers=self.headers,
-            ttl_s=self.ttl_s,
-            idempotency_key=idempotency_key,
-        )
-
-
-class Tally:
-    """The messages that the requests of one command published, in order, and the output about them.
+def _write(tally: PublishTally, topic: TopicId, *, as_json: bool, ids: bool) -> None:
+    """Write a tally; with ``ids``, for a single request, also the id of each message.
 
     Standard output has only the ids, one on each line, so that another program can read them. With ``--lines`` it has
     nothing, since a file may have millions of lines. Text for people goes to standard error. With ``--json`` standard
     output has one object with everything.
     """
-
-    def __init__(self, topic: TopicId) -> None:
-        """Start an empty tally of a topic."""
-        self._name = "/".join(topic)
-        self._first: MessageId | None = None
-        self._last: MessageId | None = None
-        self.messages = 0
-        self.already = 0
-        """The number of them that were published before, with the same idempotency key."""
-
-    def add(self, published: Published, messages: int, *, is_keyed: bool) -> None:
-        """Count an acknowledged request; ``is_keyed`` if the user gave an idempotency key."""
-        if not self.messages:
-            self._first = published.first_id
-        self._last = published.last_id
-        self.messages += messages
-        if is_keyed and published.replayed:
-            self.already += messages
-
-    def write(self, *, as_json: bool, ids: bool) -> None:
-        """Write the tally; with ``ids``, for a single request, also the id of each message."""
-        listed = self._ids() if ids else None
-        if as_json:
-            self._write_json(listed)
-            return
-        for identifier in listed or ():
-            write_line(identifier.hex())
-        if listed is None or self.already:
-            write_line(self._sentence(), err=True)
-
-    def _ids(self) -> list[MessageId] | None:
-        if self._first is None or self._last is None:
-            return None
-        return ids_of(self._first, self._last, self.messages)
-
-    def _write_json(self, listed: list[MessageId] | None) -> None:
-        value: dict[str, object] = {
-            "topic": self._name,
-            "published": self.messages,
-            "already_published": self.already,
-            "first_id": None if self._first is None else self._first.hex(),
-            "last_id": None if self._last is None else self._last.hex(),
+    found = None
+    if ids and tally.first is not None and tally.last is not None:
+        found = ids_of(tally.first, tally.last, tally.messages)
+    listed = None if found is None else [each.hex() for each in found]
+    if as_json:
+        known = {
+            "topic": "/".join(topic),
+            "published": tally.messages,
+            "already_published": tally.already,
+            "first_id": None if tally.first is None else tally.first.hex(),
+            "last_id": None if tally.last is None else tally.last.hex(),
         }
-        if listed is not None:
-            value["ids"] = [identifier.hex() for identifier in listed]
-        write_json(value)
-
-    def _sentence(self) -> str:
-        count = f"{self.messages:,} message" + ("" if self.messages == 1 else "s")
-        text = f"published {count} to {self._name}"
-        if self.already == self.messages > 0:
-            text = f"already published with the same idempotency key: {count} to {self._name}"
-        elif self.already:
-            text += f", {self.already:,} of them already before, with the same idempotency key"
-        if self._first is None or self._last is None:
-            return text
-        first, last = self._first.hex(), self._last.hex()
-        return f"{text}: {first}" + ("" if first == last else f" … {last}")
+        write_json(known if listed is None else {**known, "ids": listed})
+        return
+    for each in listed or ():
+        write_line(each)
+    if listed is None or tally.already:
+        write_line(_sentence(tally, "/".join(topic)), err=True)
 
 
-def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Cut lines into requests. The same lines give the same requests, so their idempotency keys match."""
-    messages = (line.removesuffix(b"\n") for line in lines)
-    return chunked(messages, len, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX)
+def _sentence(tally: PublishTally, topic: str) -> str:
+    count = f"{tally.messages:,} message" + ("" if tally.messages == 1 else "s")
+    text = f"published {count} to {topic}"
+    if tally.already == tally.messages > 0:
+        text = f"already published with the same idempotency key: {count} to {topic}"
+    elif tally.already:
+        text += f", {tally.already:,} of them already before, with the same idempotency key"
+    if tally.first is None or tally.last is None:
+        return text
+    first, last = tally.first.hex(), tally.last.hex()
+    return f"{text}: {first}" + ("" if first == last else f" … {last}")
 
 
 @contextmanager
@@ -151,17 +80,6 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _bounded(file: IO[bytes], tally: Tally) -> Iterator[bytes]:
-    """Yield the lines of a file. Raises TaskFailed: a line is longer than any message."""
-    try:
-        yield from bounded_lines(file, MESSAGE_BYTES_MAX)
-    except ValueError as error:
-        done = tally.messages
-        failure = DoneInPart if done else TaskFailed
-        before = f"Lines 1 to {done:,} are published." if done else "No line was published."
-        raise failure(f"{file.name}, {error}. {before}") from error
-
-
 def _file_payload(name: str) -> bytes:
     """Return the contents of a file, as one message. Raises click.FileError, OSError."""
     with _opened(name) as file:
@@ -173,27 +91,6 @@ def _file_payload(name: str) -> bytes:
             "To publish each line as a message, give --lines.",
         )
     return payload
-
-
-def _publish_lines(
-    client: SyncClient, order: _Order, file: IO[bytes], bar: Progress, tally: Tally
-) -> None:
-    """Publish the lines of a file in order, count them, and show the progress."""
-    task = bar.add_task("publishing", total=_size(file))
-    for number, batch in enumerate(batches(_bounded(file, tally)), start=1):
-        try:
-            published = order.publish(client, batch, part=number)
-        except BrokerError as error:
-            done, last = tally.messages, tally.messages + len(batch)
-            before = (
-                f"Lines 1 to {done:,} are published" if done else "No line was published before"
-            )
-            error.add_note(
-                f"{before}; the outcome of lines {done + 1:,} to {last:,} is: {error.outcome}."
-            )
-            raise
-        tally.add(published, len(batch), is_keyed=order.is_keyed)
-        bar.advance(task, sum(map(len, batch)) + len(batch))
 
 
 def _size(file: IO[bytes]) -> int | None:
@@ -300,7 +197,7 @@ def publish(
     journalctl -b | broker publish audit/journal --lines -
     """
     words, whole = _one_source(messages, lines, file)
-    order, tally = _Order(topic, **options), Tally(topic)
+    order, tally = PublishOrder(topic, **options), PublishTally()
     with ExitStack() as stack:
         if lines is None:
             # The bytes as they were typed: an argument need not be text.
@@ -310,10 +207,11 @@ def publish(
                 else [os.fsencode(each) for each in words]
             )
             client = stack.enter_context(call.client())
-            tally.add(order.publish(client, payloads), len(payloads), is_keyed=order.is_keyed)
+            tally.add(order.publish(client, payloads), len(payloads), order)
         else:
             source = stack.enter_context(_opened(lines))
             client = stack.enter_context(call.client())
             bar = stack.enter_context(_progress(source))
-            _publish_lines(client, order, source, bar, tally)
-    tally.write(as_json=call.as_json, ids=lines is None)
+            task = bar.add_task("publishing", total=_size(source))
+            publish_lines(client, order, source, tally, lambda done: bar.advance(task, done))
+    _write(tally, topic, as_json=call.as_json, ids=lines is None)

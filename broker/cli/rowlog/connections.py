@@ -14,8 +14,8 @@ from broker import logs
 from broker.cli.command.broker_calls import json_option
 from broker.cli.command.options import flag
 from broker.cli.command.problems import NotNow
-from broker.config.forms import parse_address
 from broker.config.sections import LogLevel, LogsConfig
+from broker.config.text_forms import parse_address
 from broker.errors import Unavailable, install_command
 
 if TYPE_CHECKING:

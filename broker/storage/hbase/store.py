@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from broker import retries
 from broker.clock import Clock
-from broker.config.forms import parse_address
 from broker.config.sections import HBaseConfig
+from broker.config.text_forms import parse_address
 from broker.errors import Unavailable
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.gateways import CALL_S, GatewayAddress, Gateways

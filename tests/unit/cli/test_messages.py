@@ -6,10 +6,11 @@ import click
 import pytest
 
 from broker.cli.messages import message_options as span
-from broker.cli.messages.message_options import FIELDS, Span, SpanStart, layout_of
+from broker.cli.messages.message_options import Span, SpanStart
 from broker.client import Browsed, BrowsePage
 from broker.model import Message, TopicId
 from broker.places import Place
+from broker.transfer.line_layout import FIELDS, layout_of
 
 TOPIC = TopicId("a", "b")
 

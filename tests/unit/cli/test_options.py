@@ -4,10 +4,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.cli.command.options import place_of
-from broker.cli.messages.publish import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
+from broker.cli.messages.publish import publish
 from broker.client import Published
 from broker.errors import OutcomeUnknown, TopicNotFound
 from broker.moments import time_text, whole_s
+from broker.transfer.lines import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches
 from tests.unit.cli.running import run
 
 NOW_MS = 1_800_000_000_000
@@ -146,7 +147,7 @@ def test_a_failed_request_reports_which_lines_are_published(requests, error, tol
 def test_a_line_that_no_message_can_be_is_refused_before_it_is_read(
     short, told, code, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("broker.cli.messages.publish.MESSAGE_BYTES_MAX", 100)
+    monkeypatch.setattr("broker.transfer.lines.MESSAGE_BYTES_MAX", 100)
     monkeypatch.setattr(
         "broker.cli.command.broker_calls.BrokerCall.client", lambda *_: FailsAfter(9, None)
     )

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.config.forms import parse_address
 from broker.config.sections import (
     PROPERTIES_BYTES_MAX,
     TRANSACTIONS,
@@ -21,6 +20,7 @@ from broker.config.sections import (
     iter_keys,
 )
 from broker.config.sources import load
+from broker.config.text_forms import parse_address
 from broker.model import TransactionUse
 from broker.wire import topics
 
