@@ -11,8 +11,7 @@ A reply names the generation of its messages in a header. A request may have the
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -24,7 +23,7 @@ from broker.http.request import Request
 from broker.long_work import heavy
 from broker.model import MESSAGE_ID_BYTES, LogKey, MessageId, Snapshot, timestamp_of
 from broker.moments import rfc3339
-from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES
+from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES, OCTETS, TEXT
 from broker.operations.replies import End
 from broker.operations.shapes import Shape, fields_of, forms_of, problem
 from broker.places import GENERATION_HEADER, Place, place_of
@@ -35,24 +34,10 @@ from broker.wire.transaction import decode_body
 # --- The type of a body ---------------------------------------------------------------------------
 
 
-class BodyType(enum.Enum):
-    """How to read a body.
-
-    ``avro/binary`` is exactly that text, as in the original: no parameters, no other case. All other types are read as HTTP
-    says: without regard to case, and with parameters.
-    """
-
-    AVRO = AVRO
-    MESSAGES = MESSAGES
-    AVRO_JSON = AVRO_JSON
-    JSON = JSON
-    RAW = "text/plain"
-
-
 JSON_BYTES_MAX: Final = 32 * 1024 * 1024
 """The largest body in JSON. Without it, a small compressed body could inflate to a very large text that the broker
 then refuses."""
-_RAW = ("text/plain", "application/octet-stream")
+_RAW = (TEXT, OCTETS)
 _JSONS = (JSON, AVRO_JSON)
 
 
@@ -73,24 +58,23 @@ def bytes_max(headers: Mapping[str, str], most: int | None) -> int | None:
     return JSON_BYTES_MAX if most is None else min(most, JSON_BYTES_MAX)
 
 
-def body_type(headers: Mapping[str, str], *, raw: bool = False, writes: bool = False) -> BodyType:
-    """Return how to read the body. Raises BadRequest for any other type.
+def body_type(headers: Mapping[str, str], takes: Container[str]) -> str:
+    """Return the type of a body, of those that an operation takes; TEXT for any body that is one message, as raw bytes.
 
-    Args:
-        headers: the request's headers.
-        raw: True if the route takes a body that is one message, as raw bytes.
-        writes: True if the body carries messages to publish; these may have keys and headers.
+    ``avro/binary`` is exactly that text, as in the original: no parameters, no other case. JSON and raw bytes are read as
+    HTTP says: without regard to case, and with parameters.
+
+    Raises BadRequest for any other type.
     """
     sent = headers.get("Content-Type", "")
-    if sent == AVRO:
-        return BodyType.AVRO
-    if sent == MESSAGES and writes:
-        return BodyType.MESSAGES
+    if sent == AVRO or (sent == MESSAGES and sent in takes):
+        return sent
     named = media_type(headers)
     if named in _JSONS:
-        return BodyType(named)
+        return named
+    raw = TEXT in takes
     if raw and named in _RAW:
-        return BodyType.RAW
+        return TEXT
     also = f" {JSON} and {AVRO_JSON} are read, too"
     also += f", and {' or '.join(_RAW)} as one message." if raw else "."
     raise BadRequest(

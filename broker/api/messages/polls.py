@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from broker.api import asked
-from broker.api.asked import BodyType, body_type, in_generation
+from broker.api.asked import body_type, in_generation
 from broker.api.messages import plainjson
 from broker.api.messages.message_list import ItemForm, JsonList
 from broker.api.router import NodeParts, TopicHandlers
@@ -74,9 +74,9 @@ each copy, the process gets memory from the system and gives it back.
 """
 
 _POLLS: Final = {
-    BodyType.AVRO: avro.decode_poll,
-    BodyType.AVRO_JSON: avrojson.decode_poll,
-    BodyType.JSON: plainjson.decode_poll,
+    AVRO: avro.decode_poll,
+    AVRO_JSON: avrojson.decode_poll,
+    JSON: plainjson.decode_poll,
 }
 _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
@@ -84,7 +84,7 @@ _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 class PollRequest(NamedTuple):
     """A poll, decoded from a request. ``committed``: read with a snapshot of the moment when the poll is answered."""
 
-    kind: BodyType
+    kind: str
     poll: Poll
     wait_s: float
     whole: bool = False
@@ -125,7 +125,7 @@ class Polling(TopicHandlers):
 
     async def asked(self, request: Request) -> PollRequest:
         """Decode a request's poll. Raises BadRequest, BodyTooLarge."""
-        kind = body_type(request.headers)
+        kind = body_type(request.headers, _POLLS)
         whole = request.headers.get("Accept") == MESSAGES
         wait_s, committed = self._wait_s(request), committed_in(request)
         poll = await asked.read(request, _POLLS[kind])
@@ -142,9 +142,7 @@ class Polling(TopicHandlers):
             TopicNotFound, TopicRecreated: the topic was deleted.
             BrokerError: neither the leader nor storage answers.
         """
-        asked = PollRequest(
-            BodyType.AVRO, poll, wait_s, whole=True, committed=committed_in(request)
-        )
+        asked = PollRequest(AVRO, poll, wait_s, whole=True, committed=committed_in(request))
         if self._routing.place(request.topic).here:
             here = copy(request)
             here.deadline = None  # A stream has none.
@@ -303,9 +301,9 @@ def answer_of(stream: PollStream | None, asked: PollRequest) -> Answer:
     if stream is not None:
         blocked = blocked_by(stream.blocked_by if stream.empty else None)
         headers = (*in_generation(stream.generation), *blocked)
-    if kind is BodyType.JSON:
+    if kind == JSON:
         return ChunkedReply(_json_chunks(stream, plainjson.POLLED), JSON, headers)
-    if kind is BodyType.AVRO_JSON:
+    if kind == AVRO_JSON:
         return ChunkedReply(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
     form, content_type = (PollPage.whole, MESSAGES) if whole else (PollPage.block, AVRO)
     if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Final
 
 from broker.api import asked
-from broker.api.asked import BodyType, body_type
+from broker.api.asked import body_type
 from broker.api.messages import plainjson
 from broker.api.router import TopicHandlers
 from broker.errors import BadRequest, TooManyMessages
@@ -15,7 +15,6 @@ from broker.http.budget import BudgetKind, Usage
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, Answer, Headers, Reply, json_reply, media_type
 from broker.http.request import Request
 from broker.model import (
-    LOG_KEY_MIN,
     POINTER_MAX,
     PublishRequest,
     RollbackRange,
@@ -23,7 +22,7 @@ from broker.model import (
     check_producer,
 )
 from broker.moments import rfc3339
-from broker.operations.media_types import AVRO, AVRO_JSON, JSON
+from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES, TEXT
 from broker.operations.parameters import (
     COUNT,
     FIRST_ID,
@@ -42,7 +41,6 @@ from broker.wire import avro, avrojson, messages
 from broker.wire.jsontext import read_long
 
 NUMBER_MAX = (1 << 63) - 1
-_INLINE = LOG_KEY_MIN.hex()
 FEW_MAX = 2_000
 FEW_BYTES_MAX = 1024 * 1024
 """So many messages in Avro, of so many bytes in all, are decoded at once, in 1 ms."""
@@ -105,7 +103,7 @@ class Publishing(TopicHandlers):
             await self._parts.check_pointer(wanted.pointer, request.deadline)
         published = await self._topics.publish(request.topic, wanted, options)
         wants_avro = request.headers.get("Accept") == AVRO
-        return publish_reply(published, BodyType.AVRO if wants_avro else BodyType.JSON)
+        return publish_reply(published, AVRO if wants_avro else JSON)
 
     @cached_property
     def _messages_max(self) -> int:
@@ -114,18 +112,16 @@ class Publishing(TopicHandlers):
 
 _ROLLBACKS = {JSON: plainjson.decode_rollback, AVRO_JSON: avrojson.decode_publish_response}
 """The decoder of a rollback, by content type. Any other body is read as Avro, as in the original."""
-_AVROS = (BodyType.AVRO, BodyType.MESSAGES)
-_PUBLISHES = {
-    BodyType.AVRO: avro.decode_publish_request,
-    BodyType.MESSAGES: messages.decode_publish_request,
-    BodyType.AVRO_JSON: avrojson.decode_publish_request,
-    BodyType.JSON: plainjson.decode_publish_request,
+_STORES = {
+    AVRO: avro.decode_publish_request,
+    MESSAGES: messages.decode_publish_request,
+    AVRO_JSON: avrojson.decode_publish_request,
+    JSON: plainjson.decode_publish_request,
 }
+_TAKES = {*_STORES, TEXT}
 
 
-async def decoded(
-    request: Request, *, raw: bool, messages_max: int
-) -> tuple[PublishRequest, BodyType]:
+async def decoded(request: Request, *, raw: bool, messages_max: int) -> tuple[PublishRequest, str]:
     """Decode a request's body, and return its type with it. With ``raw``, the body may be one message as raw bytes.
 
     Raises:
@@ -134,18 +130,18 @@ async def decoded(
     """
     body = request.body
     if request.headers.get("Content-Type") == AVRO and len(body) <= asked.UNCOUNTED_BYTES_MAX:
-        return avro.decode_publish_request(body, messages_max=messages_max), BodyType.AVRO
-    kind = body_type(request.headers, raw=raw, writes=True)
-    if kind is BodyType.RAW:
+        return avro.decode_publish_request(body, messages_max=messages_max), AVRO
+    kind = body_type(request.headers, _TAKES if raw else _STORES)
+    if kind == TEXT:
         return PublishRequest(None, [body]), kind
     if len(body) > asked.UNCOUNTED_BYTES_MAX:
         # The messages, with their keys and headers, are copies of parts of the body, and live as long as the request.
         request.usage.take(BudgetKind.BODY_BYTES, len(body))
-    if kind is BodyType.AVRO and len(body) <= FEW_BYTES_MAX:
+    if kind == AVRO and len(body) <= FEW_BYTES_MAX:
         found = _decoded_few(body, min(messages_max, FEW_MAX), request.usage)
         if found is not None:
             return found, kind
-    decode = partial(_PUBLISHES[kind], messages_max=messages_max)
+    decode = partial(_STORES[kind], messages_max=messages_max)
     return await asked.read(request, decode), kind
 
 
@@ -205,18 +201,18 @@ def _producer(headers: Mapping[str, str]) -> Producer | None:
     return Producer(check_producer(identifier), number)
 
 
-def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
+def publish_reply(published: PublishedIds, kind: str) -> Reply:
     """Return the answer of a publish: the ids and the count in headers, and a body in the request's type.
 
     The body in Avro is that of the original: empty, or in a transaction the body of its rollback.
     """
     headers = _result_headers(published)
-    if kind is BodyType.JSON or kind is BodyType.RAW:
+    if kind in (JSON, TEXT):
         return Reply(200, plainjson.encode_published(published), JSON, headers)
     if published.pointer is None or not published.is_known:
         return Reply(headers=headers)
     rows = RollbackRange(published.pointer, published.first, published.last)
-    if kind is BodyType.AVRO_JSON:
+    if kind == AVRO_JSON:
         return Reply(200, avrojson.encode_publish_response(rows), AVRO_JSON, headers)
     return Reply(200, avro.encode_publish_response(rows), AVRO, headers)
 
