@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 LATE_S: Final = 1.0
@@ -35,28 +36,23 @@ class CallSubject(NamedTuple):
     topic: bytes = b""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Turn:
     """One call's turn. ``begun_s`` is a time of the loop's clock."""
 
-    __slots__ = ("begun_s", "is_late", "place")
-
-    def __init__(self, place: CallSubject, begun_s: float) -> None:
-        """Begin a turn that is not late."""
-        self.place = place
-        self.begun_s = begun_s
-        self.is_late = False
+    place: CallSubject
+    begun_s: float
+    is_late: bool = False
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Region:
     """The calls in flight to one region, including late ones."""
 
-    __slots__ = ("calls", "is_slow", "late", "topics")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.late = 0
-        self.is_slow = False
-        self.topics: Counter[bytes] = Counter()
+    calls: int = 0
+    late: int = 0
+    is_slow: bool = False
+    topics: Counter[bytes] = field(default_factory=Counter)
 
 
 Waiting = OrderedDict[bytes, deque[asyncio.Future[Turn]]]

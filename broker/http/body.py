@@ -257,21 +257,20 @@ class Body:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Inflater:
-    """Inflates one body, fed piece by piece, up to a bound."""
+    """Inflates one body, fed piece by piece. ``bytes_max`` bounds the inflated size of all members together.
 
-    __slots__ = ("_at", "_bytes_max", "_member", "_piece", "inflated", "members", "read")
+    ``read`` are the bytes of all pieces, as sent.
+    """
 
-    def __init__(self, bytes_max: int) -> None:
-        """Start before the first member. ``bytes_max`` bounds the inflated size of all members together."""
-        self._bytes_max = bytes_max
-        self._member: Any = None
-        self._piece = memoryview(b"")
-        self._at = 0
-        self.members = 0
-        self.read = 0
-        """The bytes of all pieces, as sent."""
-        self.inflated = 0
+    bytes_max: int
+    members: int = field(default=0, init=False)
+    read: int = field(default=0, init=False)
+    inflated: int = field(default=0, init=False)
+    _member: Any = field(default=None, init=False)
+    _piece: memoryview = field(default=memoryview(b""), init=False)
+    _at: int = field(default=0, init=False)
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece. The last piece must be used up."""
@@ -286,7 +285,7 @@ class Inflater:
     @property
     def step_bytes_max(self) -> int:
         """The most bytes that the next step makes: at most one byte past the bound."""
-        return min(STEP_BYTES_MAX, self._bytes_max - self.inflated + 1)
+        return min(STEP_BYTES_MAX, self.bytes_max - self.inflated + 1)
 
     def step(self) -> bytes:
         """Return the next inflated bytes. Raises BadRequest, BodyTooLarge."""
@@ -297,9 +296,9 @@ class Inflater:
             room -= len(part)
             self.inflated += len(part)
             parts.append(part)
-        if self.inflated > self._bytes_max:
+        if self.inflated > self.bytes_max:
             raise BodyTooLarge(
-                f"A body may inflate to at most {self._bytes_max:,} bytes here. This one is larger."
+                f"A body may inflate to at most {self.bytes_max:,} bytes here. This one is larger."
             )
         return b"".join(parts)
 

@@ -23,6 +23,7 @@ import enum
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
@@ -125,31 +126,25 @@ class Budgets:
                     account.used.pop(kind, None)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Caller:
     """A client address, with all its connections."""
 
-    __slots__ = ("accounts", "address", "used")
-
-    def __init__(self, address: str) -> None:
-        """Begin at zero."""
-        self.address = address
-        self.used: dict[BudgetKind, int] = {}
-        self.accounts: dict[Account, None] = {}
+    address: str
+    used: dict[BudgetKind, int] = field(default_factory=dict)
+    accounts: dict[Account, None] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Account:
-    """The resources that one connection uses."""
+    """The resources that one connection uses. Call ``Budgets.account`` to make one."""
 
-    __slots__ = ("_budgets", "_caller", "_cut", "_end", "is_cut", "used")
-
-    def __init__(self, budgets: Budgets, caller: Caller, cut: Callable[[BudgetKind], None]) -> None:
-        """Begin at zero. Call ``Budgets.account`` to make one."""
-        self._budgets = budgets
-        self._caller = caller
-        self._cut = cut
-        self._end: asyncio.Future[None] | None = None
-        self.used: dict[BudgetKind, int] = {}
-        self.is_cut = False
+    _budgets: Budgets
+    _caller: Caller
+    _cut: Callable[[BudgetKind], None]
+    used: dict[BudgetKind, int] = field(default_factory=dict)
+    is_cut: bool = False
+    _end: asyncio.Future[None] | None = field(default=None, init=False)
 
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
         """Count ``amount`` more. Call this before the resource is used.
@@ -275,15 +270,15 @@ class Account:
             self.give(each, amount)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Usage:
-    """The share of a connection's account that one request uses. ``close`` gives the rest back."""
+    """The share of a connection's account that one request uses. ``close`` gives the rest back.
 
-    __slots__ = ("_account", "used")
+    A request from within the process has no account, and no bounds.
+    """
 
-    def __init__(self, account: Account | None) -> None:
-        """Begin at zero. A request from within the process has no account, and no bounds."""
-        self._account = account
-        self.used: dict[BudgetKind, int] = {}
+    _account: Account | None
+    used: dict[BudgetKind, int] = field(default_factory=dict)
 
     @property
     def caller(self) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -36,16 +37,13 @@ LOOKED_AT_MAX: Final = 1000
 """The most lanes that are looked at for a new one: the event loop must not wait for a look at all."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SentLane:
     """The sender's side: the numbers given out, and those of them without an outcome."""
 
-    __slots__ = ("_next", "_unresolved", "lane")
-
-    def __init__(self, lane: int) -> None:
-        """Begin the sender's lane of this number."""
-        self.lane = lane
-        self._next = 0
-        self._unresolved: dict[int, None] = {}
+    lane: int
+    _next: int = field(default=0, init=False)
+    _unresolved: dict[int, None] = field(default_factory=dict, init=False)
 
     def begin(self) -> int:
         """Take the next number."""
@@ -111,15 +109,13 @@ class LaneDecision(enum.Enum):
     FULL = "full"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Lane:
-    __slots__ = ("answered", "attempts", "lowest", "until")
-
-    def __init__(self, until: float) -> None:
-        self.lowest = 0
-        self.answered: set[int] = set()
-        self.attempts: dict[int, int] = {}
-        """The last attempt seen of each number from ``lowest`` on."""
-        self.until = until
+    until: float
+    lowest: int = 0
+    answered: set[int] = field(default_factory=set)
+    attempts: dict[int, int] = field(default_factory=dict)
+    """The last attempt seen of each number from ``lowest`` on."""
 
 
 class ReceivedLanes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 
 from broker.clock import Clock
@@ -112,11 +113,8 @@ class Receiving:
             event.set()
 
 
+@dataclass(slots=True)
 class Handled:
-    """The result of a request that had its turn."""
+    """The result of a request that had its turn. A request that ends without an answer has no outcome: it is not final."""
 
-    __slots__ = ("is_final",)
-
-    def __init__(self) -> None:
-        """Begin as not final: a request that ends without an answer has no outcome."""
-        self.is_final = False
+    is_final: bool = False
