@@ -58,7 +58,7 @@ def wanted_of(
         poll = Poll(log_key_after(after[:10]) + LOG_KEY_MIN, snapshot=snapshot)
     else:
         poll = Poll(after, inclusive=False, snapshot=snapshot)
-    within = [row for row in rows if row.row <= through[:10]]
+    within = [row for row in rows if row.key <= through[:10]]
     return expected(within, poll)
 
 
