@@ -258,8 +258,10 @@ class Settings:
         Raises:
             TypeError: there is no such setting; or, as ValueError, as for ``Settings``.
         """
+        if isinstance(url, list | tuple) and all(isinstance(each, str) for each in url):
+            url = ",".join(url)
         if url is not None:
-            options = {**options, "url": url if isinstance(url, str) else ",".join(url)}
+            options = {**options, "url": url}
         return typed_options.changed(self, options)
 
 

@@ -42,6 +42,13 @@ async def test_a_client_is_not_made_with_a_wrong_option(make, options, told):
 
 
 @pytest.mark.parametrize("make", [Client, SyncClient])
+@pytest.mark.parametrize("url", [b"http://127.0.0.1:1", [b"http://127.0.0.1:1"], 5])
+async def test_a_client_is_not_made_with_an_address_of_a_wrong_type(make, url):
+    with pytest.raises(TypeError, match="url is str, not "):
+        make(url)
+
+
+@pytest.mark.parametrize("make", [Client, SyncClient])
 @pytest.mark.parametrize(
     ("url", "options"),
     [
