@@ -29,6 +29,22 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield node
 
 
+@pytest.mark.parametrize("reading", [("poll",), ("tail", "--no-follow")])
+def test_a_reader_shows_only_committed_messages_if_asked(
+    run: Run, node: BrokerProcess, reading: tuple[str, ...]
+) -> None:
+    topic = f"tx/{reading[0]}"
+    with SyncClient(node.url) as client:
+        client.create_topic(topic)
+        client.publish(topic, "plain")
+        begun = client.transactions.start(timeout_s=60).transaction_id
+        client.publish(topic, "open", pointer=begun)
+        assert run(*reading, topic)[:2] == (0, "plain\nopen\n")
+        assert run(*reading, topic, "--committed")[:2] == (0, "plain\n")
+        client.transactions.commit(begun)
+        assert run(*reading, topic, "--committed")[:2] == (0, "plain\nopen\n")
+
+
 def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, node: BrokerProcess) -> None:
     with SyncClient(node.url) as client:
         client.create_topic("tx/cli")

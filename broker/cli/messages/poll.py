@@ -41,11 +41,16 @@ from broker.model import Message, TopicId
 from broker.transfer import cursor_file as files
 from broker.transfer.line_layout import LineLayout
 
+committed_option = flag(
+    "--committed", "Write only committed messages: those of a transaction when it is committed."
+)
+
 
 @click.command()
 @topic_argument
 @span_options
 @limit_option
+@committed_option
 @click.option(
     "--wait",
     "wait_s",
@@ -59,6 +64,7 @@ def poll(
     *,
     topic: TopicId,
     limit: int | None,
+    committed: bool,
     wait_s: float | None,
     layout: LineLayout | None,
     ids: bool,
@@ -76,7 +82,12 @@ def poll(
     with call.client() as client:
         start = reading.start(client, topic, span)
         messages = client.poll(
-            topic, start.place, inclusive=start.inclusive, limit=limit, wait_s=wait_s
+            topic,
+            start.place,
+            inclusive=start.inclusive,
+            limit=limit,
+            committed=committed,
+            wait_s=wait_s,
         )
     for message in takewhile(lambda message: not span.ends_before(message), messages):
         write_message(message, form)
@@ -249,7 +260,7 @@ def _follows(follow: bool | None, until: PlaceGiven | None) -> bool:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Store the id of the last handled message in this file, and continue after it next time.",
 )
-@flag("--committed", "Write only committed messages: those of a transaction when it is committed.")
+@committed_option
 @layout_options
 @to_broker
 def tail(
