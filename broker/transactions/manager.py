@@ -285,18 +285,27 @@ def checkpoint(
 
 
 def expire(
-    state: ServiceState, now_ms: int, *, patient_ms: Callable[[float], int]
+    state: ServiceState,
+    now_ms: int,
+    *,
+    patient_ms: Callable[[float], int],
+    seen_ms: Callable[[int], float] = lambda _: 0,
 ) -> Decision[int]:
     """Make transactions invalid whose time-outs have passed, at most TIMED_OUT_AT_ONCE. Answer how many.
 
-    ``patient_ms`` is that of the clock: a time-out has not passed because the clock jumped forward.
+    ``patient_ms`` is that of the clock: a time-out has not passed because the clock jumped forward. ``seen_ms`` returns
+    how long this process has seen a transaction, by a clock that never jumps: a time-out has passed although the clock
+    jumped back.
     """
 
     def has_passed(each: OpenTransaction) -> bool:
+        if seen_ms(each.id) > each.expires_ms - each.started_ms:
+            return True
+        if now_ms <= each.expires_ms:
+            return False
         return patient_ms(each.expires_ms - each.id // POINTERS_PER_MS) > each.expires_ms
 
-    late = [each for each in state.in_progress.values() if now_ms > each.expires_ms]
-    over = [each.id for each in late if has_passed(each)]
+    over = [each.id for each in state.in_progress.values() if has_passed(each)]
     some = tuple(over[:TIMED_OUT_AT_ONCE])
     return Decision((Invalidated(some, True),) if some else (), len(some))
 

@@ -52,6 +52,8 @@ class Transactions:
         self.settings, self._around = settings or TransactionSettings(), leaders.around
         self._journal = Journal(leaders, self.settings, claimed=self._claimed)
         self._sweeping: asyncio.Task[None] | None = None
+        self._seen_at: dict[int, float] = {}
+        """When this leader first saw each transaction in progress, in monotonic seconds."""
         self._callers = Callers(self.settings)
         self._is_unused: bool | None = None
         """Whether the service had no journal when this node looked. None: it has not looked."""
@@ -335,6 +337,7 @@ class Transactions:
 
     def _claimed(self, led: LedState) -> None:
         self._is_unused = False
+        self._seen_at = {}
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._sweeping = asyncio.ensure_future(self._sweep_while(led))
@@ -349,9 +352,15 @@ class Transactions:
         self._journal.forget(led)
 
     async def expire(self, led: LedState) -> int:
-        """Make transactions invalid whose time-outs have passed by every clock. Return how many."""
-        clock = self._around.clock
-        expire = partial(manager.expire, patient_ms=clock.patient_ms)
+        """Make transactions invalid whose time-outs have passed. Return how many."""
+        clock, seen = self._around.clock, self._seen_at
+        now = clock.monotonic()
+        seen = self._seen_at = {each: seen.get(each, now) for each in led.state.in_progress}
+
+        def seen_ms(transaction: int) -> float:
+            return (now - seen.get(transaction, now)) * 1000
+
+        expire = partial(manager.expire, patient_ms=clock.patient_ms, seen_ms=seen_ms)
         count = await _repeated(
             lambda: led.carry_out(expire, clock.now_ms()), manager.TIMED_OUT_AT_ONCE
         )

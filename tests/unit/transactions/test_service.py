@@ -188,6 +188,24 @@ async def test_snapshots_bound_the_replay(bench: Bench) -> None:
         await later.can_commit(kept.transaction_id, [b"key 0"])
 
 
+@pytest.mark.parametrize("step_ms", [-3_600_000, -10 * 365 * 24 * 3_600_000])
+@pytest.mark.parametrize("anew", [False, True])
+async def test_a_time_out_passes_although_the_clock_steps_back(
+    service: Service, step_ms: int, anew: bool
+) -> None:
+    """Else the readers of a topic would stand still for as long as the clock was ahead."""
+    begun = (await service.start(timeout_s=50)).transaction_id
+    await service.bench.pass_ms(40_000)
+    service.bench.clock.step(step_ms)
+    if anew:
+        service = await again(service)
+        assert (await service.show(begun))["state"] == "in_progress"
+        await service.bench.pass_ms(40_000)
+    assert (await service.show(begun))["state"] == "in_progress"
+    await service.bench.pass_ms(45_000)
+    assert (await service.show(begun))["state"] == "invalid"
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, 601, float("nan"), float("inf")])
 async def test_time_outs_are_bounded(service: Service, timeout_s: float) -> None:
     with pytest.raises(BadRequest, match="timeout_s"):
