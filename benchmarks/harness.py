@@ -25,7 +25,8 @@ from pathlib import Path
 from benchmarks import occupancy, syncs
 from benchmarks.figures import Question, Run, Series, percentile
 from benchmarks.load import Load
-from broker.local.servers import ServerFailed, ServerMissing, ServerProcess
+from broker.local.servers import ServerFailed, ServerMissing
+from broker.testing.server_process import ServerProcess
 
 ATTEMPTS_PER_RUN = 3
 

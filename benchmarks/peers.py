@@ -15,8 +15,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from typing_extensions import override
 
-from broker.local.servers import ServerProcess, free_ports
+from broker.local.servers import free_ports
 from broker.local.servers.process import ASK_TIMEOUT_S, HOST
+from broker.testing.server_process import ServerProcess
 from tests.kit.servers import KafkaServer, RedisServer, TmsServer
 
 SERVER_CPU = 0

@@ -31,9 +31,9 @@ from typing_extensions import override
 from broker.local import LocalCluster, Member, ProcessKind, Sizes
 from broker.local.addresses import reserve
 from broker.local.member import own_view
-from broker.local.plan import ListenAddress, Settings
-from broker.local.servers import HBaseServer
-from broker.local.servers.process import HOST, ServerFailed
+from broker.local.plan import Settings
+from broker.local.servers.process import ServerFailed
+from broker.testing.hbase_server import HBaseServer
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.infrastructure import ChaosBeneath
 from chaos.packets import Packets, PacketsMissing
@@ -124,7 +124,7 @@ class ChaosCluster(Target):
         )
         places = reserve(self.folder, self.sizes)
         jvm = self._start_jvm() if self.hbase == "one-jvm" else None
-        gateway = None if jvm is None else ListenAddress(jvm.name, HOST, jvm.thrift2_port)
+        gateway = None if jvm is None else jvm.gateway
         wiring = Wiring.of(places.values(), gateway, self._processors)
         self._links = proxied(proxy, wiring.links(), wiring.upstreams)
         where = self._links.addresses
@@ -134,7 +134,7 @@ class ChaosCluster(Target):
         self.cluster = self._held.enter_context(
             LocalCluster(
                 self.sizes,
-                hbase=jvm or "distributed",
+                gateway=gateway,
                 folder=self.folder,
                 settings=self._settings,
                 own_settings={

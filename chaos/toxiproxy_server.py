@@ -10,7 +10,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.local.servers.cache_folder import ServerMissing, place
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, free_ports
+from broker.testing.server_process import ServerProcess
 
 VERSION = "2.12.0"
 

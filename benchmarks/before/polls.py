@@ -14,7 +14,7 @@ from benchmarks.full_topic import fill
 from benchmarks.harness import Bench, Side, not_measured, say
 from benchmarks.load import Load, ask, connect, drive
 from benchmarks.polls import consume, decoded
-from broker.local.servers import ServerProcess
+from broker.testing.server_process import ServerProcess
 
 CDAP = "CDAP's server"
 WHOLE, PAGES, TENS = "unlimited", "pages of 1,000", "pages of 10"

@@ -11,7 +11,7 @@ from typing import ClassVar
 from benchmarks import peers
 from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench
-from broker.local.servers import ServerProcess
+from broker.testing.server_process import ServerProcess
 
 NOW, BEFORE = "now", "before"
 NOT_WORSE = 0.95

@@ -27,8 +27,8 @@ import happybase
 from benchmarks.rowlog import failover
 from broker import logs
 from broker.config.sections import LogLevel, LogsConfig
-from broker.local.servers import HBaseServer
 from broker.rowlog import Message, RowLog, Subscription
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.servers import ZooKeeperServer
 
 HOST = "127.0.0.1"

@@ -29,8 +29,8 @@ import happybase
 from broker import logs
 from broker.clock import SystemClock
 from broker.config.sections import LogLevel, LogsConfig
-from broker.local.servers import HBaseServer
 from broker.rowlog import RowLog, Subscription
+from broker.testing.hbase_server import HBaseServer
 from chaos.rowlog_workers import Workers
 from tests.kit.servers import ZooKeeperServer
 

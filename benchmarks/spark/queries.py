@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks import occupancy
 from benchmarks.figures import Run
 from benchmarks.spark.rows import KEY
-from broker.local.servers import ServerProcess
+from broker.testing.server_process import ServerProcess
 
 Write = Callable[[DataFrame], DataStreamWriter]
 

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks.peers import OurServer
 from benchmarks.spark.rows import payload
 from broker.client import Client, SyncClient
-from broker.local.servers import ServerProcess
 from broker.local.servers.jvm import installed
+from broker.testing.server_process import ServerProcess
 from tests.kit.servers import KafkaServer
 
 MESSAGES_AT_ONCE = 5_000

@@ -10,9 +10,8 @@
 Processes that don't depend on each other start at the same time. A process is ready when it has answered a real
 question, see ``member``.
 
-With ``hbase="one-jvm"`` all of HBase is one JVM. It has its own ZooKeeper, beside the ZooKeeper of the nodes. This
-takes less memory and starts faster, for tests that kill nodes or ZooKeeper but no part of HBase. You can also give a
-server that runs already; then each cluster has tables of its own in it.
+With the ``gateway`` of an HBase that runs already, a cluster has no HBase of its own, but tables of its own in that one.
+Tests that kill nodes or ZooKeeper but no part of HBase share one HBase in this way.
 
 The folder of a cluster::
 
@@ -39,14 +38,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from broker.local import pids, plan
 from broker.local.addresses import Sizes, local_layout
 from broker.local.member import STOP_S, Member, question
 from broker.local.plan import ClusterLayout, ListenAddress, ProcessKind, Program, Settings
-from broker.local.servers import HBaseServer, ServerFailed
-from broker.local.servers.process import HOST
+from broker.local.servers import ServerFailed
 
 Report = Callable[[str], None]
 
@@ -76,7 +74,7 @@ class LocalCluster:
 
     Attributes:
         sizes: The number of processes of each kind. No ZooKeepers if ``settings`` name some.
-        hbase: ``distributed``, ``one-jvm``, or a running server, which this cluster does not end.
+        gateway: The gateway of an HBase that runs already, and that this cluster does not end.
         folder: The folder for all files; it is kept. Without it, a temporary folder, which is removed at the
             end. If the start failed, it is kept for its logs.
         settings: Settings of every node, by ``section.key``.
@@ -90,7 +88,7 @@ class LocalCluster:
 
     sizes: Sizes = field(default_factory=Sizes)
     _: KW_ONLY
-    hbase: Literal["distributed", "one-jvm"] | HBaseServer = "distributed"
+    gateway: ListenAddress | None = None
     folder: Path | None = None
     settings: Settings = field(default_factory=dict)
     own_settings: Mapping[int, Settings] = field(default_factory=dict)
@@ -101,7 +99,6 @@ class LocalCluster:
     members: list[Member] = field(default_factory=list, init=False)
     _home: Path | None = field(default=None, init=False)
     _plan: ClusterLayout | None = field(default=None, init=False)
-    _jvm: HBaseServer | None = field(default=None, init=False)
     _lock: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> Self:
@@ -270,22 +267,16 @@ class LocalCluster:
 
     def _layout(self, home: Path) -> ClusterLayout:
         settings = {REGIONS: REGIONS_LOCAL, **self.settings}
-        gateway = None
-        match self.hbase:
-            case HBaseServer() as server:
-                gateway = ListenAddress(server.name, HOST, server.thrift2_port)
-                settings.setdefault(TABLE_PREFIX, f"broker_{secrets.token_hex(4)}_")
-            case "one-jvm":
-                self._jvm = HBaseServer(folder=home / "one-jvm")
-                gateway = ListenAddress(self._jvm.name, HOST, self._jvm.thrift2_port)
-            case "distributed":
-                pass
+        if self.gateway is not None:
+            settings.setdefault(TABLE_PREFIX, f"broker_{secrets.token_hex(4)}_")
         own = _by_name(self.own_settings)
-        return local_layout(home, self.sizes, settings=settings, own_settings=own, gateway=gateway)
+        return local_layout(
+            home, self.sizes, settings=settings, own_settings=own, gateway=self.gateway
+        )
 
     def _programs(self, layout: ClusterLayout) -> Iterator[Program]:
         for program in plan.programs(layout):
-            if self.hbase == "distributed" or program.kind in (
+            if self.gateway is None or program.kind in (
                 ProcessKind.ZOOKEEPER,
                 ProcessKind.BROKER,
             ):
@@ -304,8 +295,6 @@ class LocalCluster:
         storage = [member for member in self.members if member.kind is not ProcessKind.BROKER]
         for member in storage:
             member.launch()
-        if self._jvm is not None:
-            self._jvm.start()
         for member in storage:
             member.await_ready(STORAGE_READY_S)
             self._report_step(f"{member.name} is ready", began)
@@ -330,8 +319,6 @@ class LocalCluster:
         """End all processes, and unlock the folder."""
         if self._home is not None:
             self._end_processes(self._home)
-        if self._jvm is not None:
-            self._jvm.close()
         self._lock.close()
 
     def _end_processes(self, home: Path) -> None:

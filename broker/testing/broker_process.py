@@ -13,13 +13,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from broker.local.plan import command_line
-from broker.local.servers.process import (
-    Child,
-    ServerFailed,
-    free_ports,
-    start_child,
-    tied_to_us,
-)
+from broker.local.servers.process import ServerFailed, free_ports, start_child, tied_to_us
+from broker.testing.server_process import Child
 
 READY = b"broker ready at "
 READY_S = 60.0

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.local.servers import HBaseServer
 from broker.model import LOG_KEY_MIN
 from broker.storage.check import verify
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
@@ -16,6 +15,7 @@ from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.sweep import clear_below_floor, raise_floor
 from broker.storage.table import Space
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.full_store import BOUNDS, FULL, Filler, StillClock
 
 pytestmark = pytest.mark.integration

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.local.servers import HBaseServer
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import Table
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.contract.inverting import InvertingContract
 
 

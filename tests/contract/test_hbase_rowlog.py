@@ -7,9 +7,9 @@ import happybase
 import pytest
 
 from broker.clock import SystemClock
-from broker.local.servers import HBaseServer
 from broker.rowlog.thrift1 import Thrift1Rows
 from broker.rowlog.thrift2 import Thrift2Rows
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.contract.rowtable import Opened, RowLocksContract, RowTableContract
 
 pytestmark = pytest.mark.integration

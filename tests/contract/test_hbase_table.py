@@ -14,7 +14,6 @@ import thriftpy2.rpc
 
 from broker.clock import SystemClock
 from broker.config.sections import HBaseConfig
-from broker.local.servers import HBaseServer
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
@@ -22,6 +21,7 @@ from broker.storage.hbase.schema import HBaseAdmin, Schema, salt_of
 from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import HEAD, Space, WriteUnknown
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.contract.log import LogContract
 from tests.kit.contract.table import Place, TableContract, column
 from tests.kit.servers import thrift2_idl

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.local import LocalCluster, Sizes
-from broker.local.servers import HBaseServer
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.commands import Run, in_this_process
 from tests.kit.served import ServedNode
 
@@ -17,7 +17,7 @@ SESSION_MS = 2_000
 def shared_cluster(shared_hbase: HBaseServer) -> Iterator[LocalCluster]:
     """Three nodes with their own ZooKeeper, on the HBase that all tests share. Each test leaves them running."""
     settings = {"cluster.session_timeout_ms": SESSION_MS}
-    with LocalCluster(Sizes(nodes=3), hbase=shared_hbase, settings=settings) as cluster:
+    with LocalCluster(Sizes(nodes=3), gateway=shared_hbase.gateway, settings=settings) as cluster:
         yield cluster
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from broker.client import SyncClient
 from broker.local import LocalCluster, Member
-from broker.local.servers import HBaseServer
+from broker.testing.hbase_server import HBaseServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 

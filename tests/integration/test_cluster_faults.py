@@ -19,8 +19,8 @@ import pytest
 
 from broker.client import Client, Leader, Snapshot, admin
 from broker.local import LocalCluster, Member, Sizes
-from broker.local.servers import HBaseServer
 from broker.model import TopicId
+from broker.testing.hbase_server import HBaseServer
 from chaos.workloads.beside import RAW
 from tests.integration.leaders import DEADLINE_S, until_led
 from tests.kit.keepalive import KeepAlive
@@ -165,7 +165,7 @@ def test_a_frozen_leader_delays_a_publisher_with_keys_for_a_session_and_a_second
 ) -> None:
     """The median of three counts: other work on this machine delays each of the four processes that take part."""
     settings = {"cluster.session_timeout_ms": 4000}
-    with LocalCluster(Sizes(nodes=3), hbase=shared_hbase, settings=settings) as cluster:
+    with LocalCluster(Sizes(nodes=3), gateway=shared_hbase.gateway, settings=settings) as cluster:
         took_s = [asyncio.run(frozen_for(cluster, f"faults/frozen-{each}")) for each in range(3)]
     print(f"acknowledged after SIGSTOP: {took_s}")  # noqa: T201  Print the figures.
     assert sorted(took_s)[1] <= 4 + 1, took_s

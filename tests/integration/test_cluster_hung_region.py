@@ -10,11 +10,11 @@ import pytest
 from broker.client import BrokerError, Client
 from broker.local import LocalCluster, Sizes
 from broker.local.cluster import REGIONS_LOCAL
-from broker.local.servers import HBaseServer
 from broker.model import TopicId
 from broker.storage.hbase.schema import Schema
 from broker.storage.keys import topic_prefix
 from broker.storage.table import Space
+from broker.testing.hbase_server import HBaseServer
 from tests.integration.stalling import HOST, stalling
 from tests.kit.serving import eventually
 
@@ -67,7 +67,7 @@ async def test_a_region_that_hangs_leaves_other_topics_their_writes(
 
     async with stalling(hbase_server.thrift2_port, is_stalled) as port:
         settings = {"hbase.hbase_gateways": [f"{HOST}:{port}"]}
-        cluster = LocalCluster(Sizes(nodes=2), hbase=hbase_server, settings=settings)
+        cluster = LocalCluster(Sizes(nodes=2), gateway=hbase_server.gateway, settings=settings)
         await asyncio.to_thread(cluster.start)
         try:
             urls = cluster.urls

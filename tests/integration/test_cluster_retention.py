@@ -10,7 +10,7 @@ import pytest
 
 from broker.client import SyncClient
 from broker.local import LocalCluster, Member, Sizes
-from broker.local.servers import HBaseServer
+from broker.testing.hbase_server import HBaseServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 
@@ -33,7 +33,7 @@ def swept(node: Member) -> int:
 
 
 def test_the_leader_of_a_topic_sweeps_it(hbase_server: HBaseServer) -> None:
-    with LocalCluster(Sizes(nodes=2), hbase=hbase_server, settings=SETTINGS) as cluster:
+    with LocalCluster(Sizes(nodes=2), gateway=hbase_server.gateway, settings=SETTINGS) as cluster:
         topics = [f"swept/topic-{number}" for number in range(4)]
         with SyncClient(cluster.urls) as client:
             for topic in topics:

@@ -13,7 +13,6 @@ import pytest
 import thriftpy2
 import thriftpy2.rpc
 
-from broker.local.servers import HBaseServer
 from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, TopicId, log_key
 from broker.storage.call_health import CallOutcome
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
@@ -21,6 +20,7 @@ from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId, page_key
 from broker.storage.table import HEAD, Cell, Space
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.servers import HBaseGateway, thrift2_idl
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]

@@ -10,8 +10,8 @@ import pytest
 from broker.local.addresses import Sizes
 from broker.local.cluster import LocalCluster
 from broker.local.plan import ProcessKind
-from broker.local.servers import HBaseServer
 from broker.storage.hbase.gateways import GatewayAddress
+from broker.testing.hbase_server import HBaseServer
 from chaos.checkers import check
 from tests.integration.hbase_load import Load, loaded
 from tests.kit.servers import HBaseGateway

@@ -13,13 +13,13 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.config.sections import Durability
-from broker.local.servers import HBaseServer
 from broker.model import TopicId, log_key
 from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
+from broker.testing.hbase_server import HBaseServer
 from chaos.bare import append
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

@@ -17,10 +17,10 @@ import happybase
 import pytest
 
 from broker.cli.app import run as run_command
-from broker.local.servers import HBaseServer
 from broker.rowlog import DeadLetter, Message, RowLog, Subscription
 from broker.rowlog.candidacy import best_for
 from broker.rowlog.execution_state import Part, backoff_ms
+from broker.testing.hbase_server import HBaseServer
 from chaos.checkers.rowlog import overlaps, violations
 from chaos.rowlog_workers import Workers
 from tests.kit.servers import ZooKeeperServer

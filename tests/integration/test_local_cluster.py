@@ -20,8 +20,9 @@ from broker.client import SyncClient
 from broker.local import LocalCluster, Sizes, pids
 from broker.local.member import question
 from broker.local.plan import ListenAddress, ProcessKind
-from broker.local.servers import HBaseServer, free_ports
+from broker.local.servers import free_ports
 from broker.local.servers.process import await_answer
+from broker.testing.hbase_server import HBaseServer
 
 # Seven programs start at once; with other work on two cores that takes a minute.
 pytestmark = [
@@ -236,7 +237,7 @@ def test_nodes_of_a_test_are_killed_frozen_and_started_again(hbase_server: HBase
     topic = "demo/t"
     with LocalCluster(
         Sizes(nodes=2),
-        hbase=hbase_server,
+        gateway=hbase_server.gateway,
         settings={"cluster.session_timeout_ms": 1500},
         own_settings={1: {"cluster.instance_id": 7}},
     ) as cluster:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.local.servers import HBaseServer, ServerProcess, zookeeper
+from broker.local.servers import zookeeper
+from broker.testing.hbase_server import HBaseServer
+from broker.testing.server_process import ServerProcess
 from chaos.toxiproxy_server import ToxiproxyServer
 from tests.kit.servers import (
     JavaClient,

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.local.servers import HBaseServer, ServerFailed, ServerMissing
+from broker.local.servers import ServerFailed, ServerMissing
+from broker.testing.hbase_server import HBaseServer
 from tests.kit.servers import JavaClient, TmsServer
 from tests.kit.servers.recipes import ALL
 

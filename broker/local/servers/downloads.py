@@ -10,21 +10,29 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from broker.escapes import escaped_lines
-from broker.local.servers import cache_folder, jvm
+from broker.local.servers import cache_folder, hbase, jvm
 from broker.local.servers.cache_folder import ServerMissing
-from broker.local.servers.hbase import HBaseServer
-from broker.local.servers.process import ServerFailed, program
+from broker.local.servers.process import (
+    ServerFailed,
+    await_answer,
+    free_ports,
+    program,
+    start_child,
+    tied_to_us,
+)
 
 Report = Callable[[str], None]
 
 _MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 _PROGRESS_S = 5.0
+_READY_S = 120.0
 
 
 class Recipe(NamedTuple):
@@ -78,8 +86,7 @@ def _fetch_hbase(name: str, report: Report) -> None:
 
     def make(folder: Path) -> None:
         jvm.pack_own()
-        with HBaseServer(jvm_options=(*jvm.QUICK, "-Xmx768m", jvm.RECORDING)) as server:
-            jvm.write_archive(server.pid, folder / jvm.FILE)
+        _record(name, folder / jvm.FILE)
 
     began = time.monotonic()
     try:
@@ -87,6 +94,30 @@ def _fetch_hbase(name: str, report: Report) -> None:
         report(f"{name}: made the archive, {time.monotonic() - began:.0f} s")
     except (ServerFailed, subprocess.SubprocessError) as error:
         report(f"{name}: there is no archive, so each start takes longer: {error}")
+
+
+def _record(name: str, archive: Path) -> None:
+    """Write the archive of the classes that an HBase in one JVM loads. Raises ServerFailed, SubprocessError."""
+    ports = free_ports(hbase.PORTS_OF_ALL)
+    options = (*jvm.QUICK, "-Xmx768m", jvm.RECORDING)
+    with (
+        tempfile.TemporaryDirectory(prefix="broker-hbase-") as home,
+        log_of(name).open("ab") as log,
+    ):
+        command = tied_to_us(hbase.all_in_one(Path(home), ports, options, {}))
+        with start_child(command, stderr=log) as server:
+            try:
+                deadline = time.monotonic() + _READY_S
+                failed = await_answer(
+                    lambda: hbase.all_answer(ports),
+                    lambda: None if server.poll() is None else "it ended",
+                    deadline,
+                )
+                if failed is not None:
+                    raise ServerFailed(f"{failed}; see {log_of(name)}")
+                jvm.write_archive(server.pid, archive)
+            finally:
+                server.kill()
 
 
 def _copy_jars(name: str, project: Path, folder: Path, report: Report) -> None:

@@ -1,30 +1,27 @@
-"""HBase in one JVM: ZooKeeper, master, region server and both Thrift gateways.
+"""HBase: its configuration, its command lines, and the question whether it serves.
 
-The main class is ``AllInOne`` of ``tests/java/hbase``; it starts the gateways when the master answers. The data are
-in the local file system; a write that the region server acknowledges with FSYNC_WAL is synced there.
+A cluster on this machine runs each part of HBase as a process. For tests, and for the archive of its classes, all of it
+also runs in one JVM. The main class is ``AllInOne`` of ``tests/java/hbase``; it starts the gateways when the master
+answers. The data are in the local file system; a write that the region server acknowledges with FSYNC_WAL is synced
+there.
 
-The server is ready when both gateways have answered a call that goes through to the master. This module encodes the
-call itself, so that a start needs no Thrift library::
+A gateway serves when it has answered a call that goes through to the master. This module encodes the call itself, so
+that a start needs no Thrift library::
 
     80 01 00 01 | length of name | name | sequence number | arguments, a struct | 00
-
-HBase takes about 20 s for a clean end, so ``stop`` kills it: acknowledged rows survive a kill.
 """
 
 from __future__ import annotations
 
-import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Final
 from xml.sax.saxutils import escape
 
-from typing_extensions import override
-
 from broker.local.servers import jvm
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST
 
 GATEWAY_MAIN = "org.apache.hadoop.hbase.thrift2.ThriftServer"
 
@@ -93,62 +90,32 @@ log4j.logger.org.apache.hadoop.hbase.procedure2=WARN
 """
 
 
-class HBaseServer(ServerProcess):
-    """All of HBase on loopback.
+PORTS_OF_ALL: Final = 5
+"""The ports of an HBase in one JVM: ZooKeeper, both gateways (Thrift-1, Thrift-2), master, region server."""
 
-    Attributes:
-        zookeeper_port: The port of its ZooKeeper.
-        thrift1_port: The Thrift-1 gateway, for scans, reads and administration (happybase).
-        thrift2_port: The Thrift-2 gateway, for writes that must be synced.
 
-    Args:
-        overrides: Keys of hbase-site.xml that override ``SITE``.
-        jvm_options: Heap and compiler.
-        folder: See ``ServerProcess``; a server in the folder of an earlier one serves its data.
-        cpu: See ``ServerProcess``.
-    """
+def all_in_one(
+    folder: Path, ports: Sequence[int], options: Sequence[str], overrides: Mapping[str, str]
+) -> list[str]:
+    """Write the configuration of an HBase in one JVM into a folder, and return its command line."""
+    zookeeper, thrift1, thrift2, master, region_server = map(str, ports)
+    site = {
+        **SITE,
+        "hbase.cluster.distributed": "false",
+        "hbase.rootdir": f"file://{folder}/data",
+        "hbase.tmp.dir": f"{folder}/scratch",
+        "hbase.zookeeper.property.dataDir": f"{folder}/zookeeper",
+        "hbase.zookeeper.property.clientPort": zookeeper,
+        "hbase.master.port": master,
+        "hbase.regionserver.port": region_server,
+        **overrides,
+    }
+    return command_line(folder, site, options, "AllInOne", thrift1, thrift2)
 
-    name: ClassVar[str] = "hbase"
-    ready_timeout_s: ClassVar[float] = 120.0
-    stop_signal: ClassVar[signal.Signals] = signal.SIGKILL
 
-    def __init__(
-        self,
-        *,
-        overrides: Mapping[str, str] | None = None,
-        jvm_options: Sequence[str] = (*jvm.QUICK, "-Xmx768m"),
-        folder: Path | None = None,
-        cpu: int | None = None,
-    ) -> None:
-        super().__init__(folder=folder, cpu=cpu)
-        self._overrides = dict(overrides or {})
-        self._jvm_options = tuple(jvm_options)
-        ports = free_ports(5)
-        self.zookeeper_port, self.thrift1_port, self.thrift2_port = ports[:3]
-        self._master_port, self._region_server_port = ports[3:]
-
-    @override
-    def command(self) -> Sequence[str]:
-        site = {**self._site(), **self._overrides}
-        ports = (str(self.thrift1_port), str(self.thrift2_port))
-        return command_line(self.folder, site, self._jvm_options, "AllInOne", *ports)
-
-    @override
-    def answers(self) -> bool:
-        thrift1 = _replies(HOST, self.thrift1_port, b"getTableNames", b"")
-        return thrift1 and gateway_answers(HOST, self.thrift2_port)
-
-    def _site(self) -> Mapping[str, str]:
-        return {
-            **SITE,
-            "hbase.cluster.distributed": "false",
-            "hbase.rootdir": f"file://{self.folder}/data",
-            "hbase.tmp.dir": f"{self.folder}/scratch",
-            "hbase.zookeeper.property.dataDir": f"{self.folder}/zookeeper",
-            "hbase.zookeeper.property.clientPort": str(self.zookeeper_port),
-            "hbase.master.port": str(self._master_port),
-            "hbase.regionserver.port": str(self._region_server_port),
-        }
+def all_answer(ports: Sequence[int]) -> bool:
+    """Return whether both gateways of an HBase in one JVM answer. Raises OSError: not yet."""
+    return _replies(HOST, ports[1], b"getTableNames", b"") and gateway_answers(HOST, ports[2])
 
 
 def command_line(

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from broker.local.servers.process import ServerProcess, free_ports
+from broker.local.servers.process import free_ports
+from broker.testing.server_process import ServerProcess
 from tests.kit.servers import quick_spark
 
 HOST = "127.0.0.1"

@@ -13,8 +13,9 @@ from typing import ClassVar, Self
 from typing_extensions import override
 
 from broker.local.servers import jvm
-from broker.local.servers.process import HOST, ServerProcess, free_ports
+from broker.local.servers.process import HOST, free_ports
 from broker.local.servers.zookeeper import LOG4J, MAIN, SETTINGS, ask, properties, serves
+from broker.testing.server_process import ServerProcess
 
 MEMBERS = 3
 

@@ -10,14 +10,10 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.local.servers import jvm
-from broker.local.servers.hbase import (
-    GATEWAY_MAIN,
-    SITE,
-    HBaseServer,
-    command_line,
-    gateway_answers,
-)
-from broker.local.servers.process import HOST, ServerProcess, free_ports
+from broker.local.servers.hbase import GATEWAY_MAIN, SITE, command_line, gateway_answers
+from broker.local.servers.process import HOST, free_ports
+from broker.testing.hbase_server import HBaseServer
+from broker.testing.server_process import ServerProcess
 
 _IDL = "org/apache/hadoop/hbase/thrift2/hbase.thrift"
 

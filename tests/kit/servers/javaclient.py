@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from broker.local.servers import jvm
-from broker.local.servers.process import HOST, Child, start_child, tied_to_us
+from broker.local.servers.process import HOST, start_child, tied_to_us
+from broker.testing.server_process import Child
 
 _STOP_TIMEOUT_S = 10.0
 _ACCESS = jvm.opens("java.lang")

@@ -23,11 +23,11 @@ from broker.local.servers.process import (
     ASK_TIMEOUT_S,
     HOST,
     ServerFailed,
-    ServerProcess,
     free_ports,
     start_child,
     tied_to_us,
 )
+from broker.testing.server_process import ServerProcess
 
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 _FORMAT_TIMEOUT_S = 60.0

@@ -12,7 +12,8 @@ from typing import ClassVar, Final
 from typing_extensions import override
 
 from broker.local.servers.cache_folder import ServerMissing
-from broker.local.servers.process import HOST, ServerProcess, free_ports, program
+from broker.local.servers.process import HOST, free_ports, program
+from broker.testing.server_process import ServerProcess
 
 OF_DEBIAN: Final = Path("/usr/lib/postgresql")
 NOBODY: Final = 65_534

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports, program
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, free_ports, program
+from broker.testing.server_process import ServerProcess
 
 
 class RedisServer(ServerProcess):

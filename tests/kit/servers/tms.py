@@ -16,7 +16,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.local.servers import jvm
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST
+from broker.testing.server_process import ServerProcess
 
 # Guice's cglib needs java.lang; LevelDB's unmapping needs sun.nio.ch; Netty's buffers the rest.
 _ACCESS = (

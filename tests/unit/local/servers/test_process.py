@@ -12,8 +12,9 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from broker.local.servers import ServerFailed, ServerProcess, free_ports, process
+from broker.local.servers import ServerFailed, free_ports, process
 from broker.local.servers.process import program, start_child, tied_to_us
+from broker.testing.server_process import ServerProcess
 
 SERVES = "touch ready; exec sleep 1000"
 
