@@ -70,7 +70,9 @@ class Overdue:
 
 
 def _late() -> BrokerError:
-    return Unavailable("The request's deadline passed before storage answered.")
+    return Unavailable(
+        "The request's deadline passed before storage, or the transaction service, answered."
+    )
 
 
 def _joined_late() -> BrokerError:
