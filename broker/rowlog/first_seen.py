@@ -39,3 +39,8 @@ class FirstSeen:
 def wall_ms(clock: Clock, at: float) -> int:
     """Return a time of the monotonic clock as ms since 1970, as the clock shows now."""
     return clock.now_ms() - int((clock.monotonic() - at) * 1000)
+
+
+def steady_ms(clock: Clock, wall: int) -> int:
+    """Return a time in ms since 1970, as the clock shows now, as ms of the monotonic clock, which never steps. 0 stays 0."""
+    return wall and max(int(clock.monotonic() * 1000) + wall - clock.now_ms(), 1)

@@ -36,7 +36,7 @@ from broker.rowlog.execution_state import (
     unknown,
     without,
 )
-from broker.rowlog.first_seen import wall_ms
+from broker.rowlog.first_seen import steady_ms, wall_ms
 from broker.rowlog.listeners import Offers
 from broker.rowlog.row_table import TableError
 from broker.rowlog.rows import Found
@@ -208,7 +208,7 @@ class Processor:
     async def _work_for_ever(self) -> None:
         while True:
             await self._leading.until_it_may()
-            row = self.work.take(self._tools.clock.now_ms())
+            row = self.work.take(int(self._tools.clock.monotonic() * 1000))
             if row is None:
                 await self._until_ready()
                 continue
@@ -227,12 +227,13 @@ class Processor:
                 log.exception("rowlog row put off", subscription=self._name, row=row.hex())
                 again = _Again(self._tools.clock.now_ms() + CORRUPT_MS)
             finally:
-                self.work.finish(row, again.due, until_offered=again.until_offered)
+                due = steady_ms(self._tools.clock, again.due)
+                self.work.finish(row, due, until_offered=again.until_offered)
 
     async def _until_ready(self) -> None:
         self._ready.clear()
         due = self.work.next_due
-        wait_s = None if due is None else max((due - self._tools.clock.now_ms()) / 1000, 0.001)
+        wait_s = None if due is None else max(due / 1000 - self._tools.clock.monotonic(), 0.001)
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._ready.wait()

@@ -38,7 +38,7 @@ class _Row:
     is_offered: bool = False
     """True if any entry was offered while the row was in work, also a known one."""
     due: int = 0
-    """When the row may be read, ms since 1970; 0: it does not wait."""
+    """When the row may be read, ms of the monotonic clock; 0: it does not wait."""
     until_offered: bool = False
     """True if an offer of any of its entries ends its waiting."""
     seen: dict[tuple[MessageId, int], float] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Work:
 
         Args:
             key: the row's key.
-            due: when to read it again, ms since 1970; 0: only for new entries.
+            due: when to read it again, ms of the monotonic clock; 0: only for new entries.
             until_offered: True if it shall be read earlier once any of its entries is offered again.
         """
         row = self._rows[key]
@@ -156,5 +156,5 @@ class Work:
 
     @property
     def next_due(self) -> int | None:
-        """When the next waiting row is due, ms since 1970."""
+        """When the next waiting row is due, ms of the monotonic clock."""
         return self._waiting[0][0] if self._waiting else None

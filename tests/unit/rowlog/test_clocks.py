@@ -167,6 +167,23 @@ def test_a_writer_has_a_young_message_to_itself(fast_ms: int) -> None:
     run()
 
 
+@pytest.mark.parametrize("step_ms", [-HOUR_MS, HOUR_MS])
+def test_a_message_waits_for_its_back_off_although_the_clock_steps(step_ms: int) -> None:
+    @virtual
+    async def run(world: World) -> None:
+        process = await world.process()
+        await process.log.subscribe(Subscription("a", backoff_ms_first=2_000))
+        heard = Heard(False, False, True)
+        process.log.listen("a", heard)
+        await process.log.start()
+        await process.log.put(ROW)
+        await until(lambda: len(heard.seqs) == 1, within_s=10)
+        process.clock.step(step_ms)
+        await until(lambda: len(heard.seqs) == 3, within_s=20)
+
+    run()
+
+
 @pytest.mark.parametrize("fast_ms", [-HOUR_MS, HOUR_MS])
 def test_a_row_lock_holds_against_another_clock(fast_ms: int) -> None:
     @virtual
