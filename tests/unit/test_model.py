@@ -39,7 +39,7 @@ def test_log_keys_sort_as_their_parts(one: tuple[int, int], two: tuple[int, int]
 
 
 @given(parts)
-def test_row_before_and_row_after_are_inverse(part: tuple[int, int]) -> None:
+def test_log_key_before_and_log_key_after_are_inverse(part: tuple[int, int]) -> None:
     key = log_key(*part)
     if key > LOG_KEY_MIN:
         assert log_key_after(log_key_before(key)) == key
