@@ -1,21 +1,11 @@
 """All errors of requests, in one registry.
 
-::
+The head of each class declares its code and its HTTP status. Its parent decides the rest::
 
-    BrokerError
-    ├── RequestError          the request is wrong; repeating it does not help    (4xx, 501)
-    │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
-    │   ├── TopicNotFound  TopicExists  TopicRecreated  NotFound  MethodNotAllowed
-    │   ├── PayloadsSealed  AlreadyPublished  IdempotencyKeyReused  CursorMoved  TooManyCursors
-    │   ├── TransactionTooOld  TransactionNotInProgress (TransactionFenced)
-    │   ├── TransactionConflict  ChangesTooLarge
-    │   └── Forbidden  NotAllowed  NotInstalled
-    ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
-    │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
-    │   ├── StorageFull
-    │   └── Fenced            a leader met a higher epoch; a client gets no_leader
-    ├── OutcomeUnknown        the request may have been done, or be done later
-    └── StorageCorrupt        stop: the stored data can't be trusted
+    RequestError          the request is wrong; repeating it does not help       4xx, 501
+    UnavailableError      definitely not done; repeating it later may succeed    503, 507, 421
+    OutcomeUnknown        the request may have been done, or be done later
+    StorageCorrupt        stop: the stored data can't be trusted
 
 Each error has an ``outcome``: *refused* means that the request certainly had no effect and never will; *unknown*
 means that it may have been done. An error outside this tree counts as *unknown*.

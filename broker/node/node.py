@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ from broker.api.routes import Health, make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.http.answer import is_loopback
-from broker.http.budget import BudgetKind
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
 from broker.node.ground import Ground
@@ -272,9 +271,9 @@ class Node:
         watch("connections", "Open connections.", lambda: server.connections)
         count = "Open connections of Tephra's clients."
         watch("thrift_connections", count, lambda: 0 if tephra is None else len(tephra.open))
-        watch("budget_held", "Held of each budget.", lambda: _by_name(budgets.used), "budget")
+        watch("budget_held", "Held of each budget.", lambda: budgets.used, "budget")
         refused = "Requests refused or cut for each budget."
-        watch("budget_refused_total", refused, lambda: _by_name(budgets.refused), "budget")
+        watch("budget_refused_total", refused, lambda: budgets.refused, "budget")
         watch("requests_under_way", "Requests being answered.", lambda: server.busy)
 
     async def _sweep_forever(self, sweeper: Sweeper) -> None:
@@ -306,10 +305,6 @@ async def _swept(sweeper: Sweeper) -> SweepReport:
         return await sweeper.sweep()
     finally:
         await sweeper.close()
-
-
-def _by_name(counts: Mapping[BudgetKind, int]) -> dict[str, float]:
-    return {kind.value: count for kind, count in counts.items()}
 
 
 def _report_fields(report: SweepReport) -> dict[str, int | str]:
