@@ -30,10 +30,10 @@ from typing_extensions import override
 
 from broker.local import LocalCluster, Member, ProcessKind, Sizes
 from broker.local.addresses import reserve
-from broker.local.member import own_view
 from broker.local.plan import Settings
 from broker.local.servers.process import ServerFailed
 from broker.testing.hbase_server import HBaseServer
+from broker.testing.local_state import own_view, state_of
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.infrastructure import ChaosBeneath
 from chaos.packets import Packets, PacketsMissing
@@ -260,7 +260,7 @@ class ChaosCluster(Target):
 
     @override
     def state(self) -> str:
-        return "not started" if self.cluster is None else self.cluster.state()
+        return "not started" if self.cluster is None else state_of(self.cluster)
 
     # Faults.
 

@@ -24,6 +24,7 @@ from broker.local import LocalCluster, Member, Sizes
 from broker.local.cluster import init_storage
 from broker.local.servers.process import tied_to_us
 from broker.model import TopicId
+from broker.testing.local_state import state_of
 
 WAIT_S = 30.0
 AGAIN_S = 0.002
@@ -98,7 +99,7 @@ class Ground:
             async def is_led(topic: str = topic, wanted: int | None = wanted) -> bool:
                 return await self.leader(topic, port) == wanted
 
-            await until(is_led, f"node {wanted} leads {topic}", self.cluster.state)
+            await until(is_led, f"node {wanted} leads {topic}", lambda: state_of(self.cluster))
 
     def names(self, prefix: str, count: int, instance: int) -> list[str]:
         """Return names of topics that ``instance`` leads while all nodes live."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from benchmarks.cluster.ground import Ground, Node, Publisher, longest_gap_s
 from benchmarks.figures import Question, Run, Series, judged, percentile
 from benchmarks.harness import Bench, say
+from broker.testing.local_state import state_of
 
 MOVES, MOVES_A_SET, SETS_MAX = 100, 20, 15
 KILLS, KILLS_MAX = 5, 15
@@ -136,7 +137,7 @@ async def restarted(ground: Ground, node: Node) -> None:
 
 
 async def _go_on(ground: Ground, makers: Sequence[Publisher], count: int) -> None:
-    await asyncio.gather(*(maker.more(count, ground.cluster.state) for maker in makers))
+    await asyncio.gather(*(maker.more(count, lambda: state_of(ground.cluster)) for maker in makers))
 
 
 async def _end(makers: Sequence[Publisher]) -> None:

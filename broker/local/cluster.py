@@ -243,10 +243,6 @@ class LocalCluster:
         if self.folder is None and self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
 
-    def state(self) -> str:
-        """Return the state of every process, for the message of a wait that took too long."""
-        return "; ".join(member.state() for member in self.members)
-
     def _of(self, kind: ProcessKind) -> list[Member]:
         return [member for member in self.members if member.kind is kind]
 

@@ -21,10 +21,9 @@ import time
 from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import NoReturn
 
 import broker
-from broker.http.answer import json_of
 from broker.local import pids
 from broker.local.plan import ListenAddress, ProcessKind, Program
 from broker.local.servers import hbase, zookeeper
@@ -39,7 +38,6 @@ from broker.local.servers.process import (
 READY_S = 60.0
 STOP_S = 15.0
 LOG_TAIL_LINES = 30
-TOPICS_SHOWN_MAX: Final = 20
 _CODE = str(Path(broker.__file__).resolve().parents[1])
 
 
@@ -177,16 +175,6 @@ class Member:
         """Return the output of the process, over all its starts."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    def state(self) -> str:
-        """Return the state of the process as text, with the view of a node that answers."""
-        if self._child is not None and self._child.poll() is not None and not self.running:
-            return f"{self.name}: ended with {self._child.returncode}"
-        pid = pids.live_pid(self.folder, self.name)
-        text = f"{self.name}: {_condition(pid)}"
-        if self.kind is ProcessKind.BROKER and pid is not None and not _is_frozen(pid):
-            return f"{text}, {view_summary(self.place)}"
-        return text
-
     def failure(self, what: str) -> ServerFailed:
         """Return an error with the end of the log."""
         tail = "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:])
@@ -202,16 +190,6 @@ class Member:
             pids.end([pid], number, grace_s)
         if self._child is not None and self._child.pid == pid:
             self._child.wait(STOP_S)
-
-
-def _condition(pid: int | None) -> str:
-    if pid is None:
-        return "does not run"
-    return f"process {pid}, {'frozen' if _is_frozen(pid) else 'running'}"
-
-
-def _is_frozen(pid: int) -> bool:
-    return pids.kernel_state(pid) == "T"
 
 
 # --- Readiness -------------------------------------------------------------------------------------
@@ -231,39 +209,6 @@ def question(kind: ProcessKind, place: ListenAddress) -> Callable[[], bool]:
         ProcessKind.BROKER: _is_ready,
     }[kind]
     return lambda: ask(place.host, place.port)
-
-
-def view_summary(broker: ListenAddress) -> str:
-    """Return a node's own view in one line: its contact, slots and topics; or the error if it does not answer."""
-    try:
-        return summary(own_view(broker.host, broker.port))
-    except (OSError, HTTPException, ValueError, KeyError) as error:
-        return f"does not answer: {error!r}"
-
-
-def summary(view: dict[str, Any]) -> str:
-    """Return a node's view of itself in one line."""
-    zookeeper, storage = view["zookeeper"], view["storage"]
-    led = [f"{one['topic']} in epoch {one['epoch']}" for one in view["topics"]]
-    more = ", …" if len(led) > TOPICS_SHOWN_MAX else ""
-    leads = ", ".join(led[:TOPICS_SHOWN_MAX]) + more or "no topic"
-    draining = ", draining" if view["draining"] else ""
-    return (
-        f"node {view['node']}{draining}, ZooKeeper {zookeeper['contact']} {zookeeper['session']}, "
-        f"{view['slots_led']} slots, leads {leads}; "
-        f"storage failed {storage['errors']} of {storage['calls']}, last {storage['last_error']}"
-    )
-
-
-def own_view(host: str, port: int) -> dict[str, Any]:
-    """Return a node's view of itself. Raises OSError, HTTPException, ValueError."""
-    connection = HTTPConnection(host, port, timeout=ASK_TIMEOUT_S)
-    try:
-        connection.request("GET", "/v1/cluster/node?topics=yes")
-        view: dict[str, Any] = json_of(connection.getresponse().read())
-        return view
-    finally:
-        connection.close()
 
 
 def _listens(host: str, port: int) -> bool:

@@ -17,6 +17,7 @@ import uvloop
 
 from broker import logs
 from broker.config.sections import Config, ConfigError, iter_keys, value_of
+from broker.node import start_problems
 from broker.node.monitor import MachineClocks, Monitor
 from broker.node.node import Node
 
@@ -50,12 +51,15 @@ def serve(config: Config, reload: Reload, *, as_json: bool = False) -> str | Non
 
     SIGHUP reads the configuration again. With ``as_json`` the line with the address is JSON.
 
-    Returns None after a signal, or the reason if the node had to stop by itself. Raises the same errors as
-    Node.start.
+    Returns None after a signal, or the reason if the node had to stop by itself.
+
+    Raises:
+        TaskFailed: the node can't listen, or can't open its files, or another one has its instance id.
+        UnavailableError, StorageCorrupt: as Node.start.
     """
     # Until the event loop takes it, SIGHUP would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with logs.writing(config.logs) as sink:
+    with start_problems.told(config), logs.writing(config.logs) as sink:
         _allow_files(config.server.connections_max + FILES_BESIDE_CONNECTIONS)
         sys.setswitchinterval(SWITCH_S)
         return uvloop.run(_run(config, _NodeSignals(config, reload, sink), as_json=as_json))

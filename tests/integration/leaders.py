@@ -6,6 +6,7 @@ import asyncio
 
 from broker.client import Client
 from broker.local import LocalCluster
+from broker.testing.local_state import state_of
 
 DEADLINE_S = 60.0
 
@@ -18,5 +19,5 @@ async def until_led(cluster: LocalCluster, client: Client, topic: str, url: str)
             while found is None or found.url != url or found.epoch is None:
                 found = await client.leader(topic)
     except TimeoutError:
-        told = f"{found} leads {topic}, not {url}, after {DEADLINE_S:g} s; {cluster.state()}"
+        told = f"{found} leads {topic}, not {url}, after {DEADLINE_S:g} s; {state_of(cluster)}"
         raise AssertionError(told) from None

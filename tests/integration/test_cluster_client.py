@@ -10,6 +10,7 @@ import pytest
 from broker.client import Client, admin
 from broker.local import LocalCluster
 from broker.model import TopicId
+from broker.testing.local_state import state_of
 from tests.integration.leaders import DEADLINE_S, until_led
 
 pytestmark = [
@@ -68,7 +69,7 @@ class Publishers:
                 await self._changed.wait_for(lambda: len(self.acknowledged) >= until)
         except TimeoutError:
             told = f"{len(self.acknowledged)} acknowledged, not {until}, in {DEADLINE_S:g} s"
-            raise AssertionError(f"{told}; {self._cluster.state()}") from None
+            raise AssertionError(f"{told}; {state_of(self._cluster)}") from None
 
     def stop(self) -> None:
         self._stop.set()

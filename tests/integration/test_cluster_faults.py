@@ -21,6 +21,7 @@ from broker.client import Client, Leader, Snapshot, admin
 from broker.local import LocalCluster, Member, Sizes
 from broker.model import TopicId
 from broker.testing.hbase_server import HBaseServer
+from broker.testing.local_state import state_of
 from chaos.workloads.beside import RAW
 from tests.integration.leaders import DEADLINE_S, until_led
 from tests.kit.keepalive import KeepAlive
@@ -95,7 +96,7 @@ async def in_contact(
                 if len(seen) == len(cluster.nodes) and not {None, *ended} & set(seen):
                     return await held(cluster)
     except TimeoutError:
-        raise AssertionError(f"no contact in {DEADLINE_S} s: {told}; {cluster.state()}") from None
+        raise AssertionError(f"no contact in {DEADLINE_S} s: {told}; {state_of(cluster)}") from None
 
 
 async def leading_node(cluster: LocalCluster, topic: str) -> Member:

@@ -11,6 +11,7 @@ import pytest
 from broker.client import SyncClient
 from broker.local import LocalCluster, Member, Sizes
 from broker.testing.hbase_server import HBaseServer
+from broker.testing.local_state import state_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 
@@ -44,7 +45,7 @@ def test_the_leader_of_a_topic_sweeps_it(hbase_server: HBaseServer) -> None:
             due = {node.url: EACH * led.count(node.url) for node in cluster.nodes}
             deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
             while (gone := {node.url: swept(node) for node in cluster.nodes}) != due:
-                assert time.monotonic() < deadline, f"{gone}, not {due}; {cluster.state()}"
+                assert time.monotonic() < deadline, f"{gone}, not {due}; {state_of(cluster)}"
                 pause.wait(0.2)
             for topic in topics:
                 assert client.poll(topic) == []

@@ -10,6 +10,7 @@ import pytest
 
 from broker.client import Client
 from broker.local import LocalCluster, Member
+from broker.testing.local_state import state_of
 from tests.kit.transacting import PATH, Transactors, asking, pause
 
 pytestmark = [
@@ -46,7 +47,7 @@ async def until(commits: int, clients: Transactors, cluster: LocalCluster) -> No
                 await clients.progress.wait()
                 clients.progress.clear()
     except TimeoutError:
-        raise AssertionError(f"{len(clients.commits)} commits; {cluster.state()}") from None
+        raise AssertionError(f"{len(clients.commits)} commits; {state_of(cluster)}") from None
 
 
 async def restart(node: Member) -> None:

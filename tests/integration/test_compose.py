@@ -33,6 +33,7 @@ from broker.local.plan import (
     zoo_cfg,
 )
 from broker.local.servers import free_ports, hbase, zookeeper
+from broker.testing.local_state import state_of
 from chaos import toxiproxy_server as toxiproxy
 from chaos.toxiproxy_server import ToxiproxyServer
 from tests.kit.fixtures import require
@@ -269,7 +270,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_health_check_passes_on_a_server_that_serves(name: str, cluster: LocalCluster) -> None:
     of_that_kind = [member for member in cluster.members if member.kind is PROGRAMS[name].kind]
-    assert healthy(name, of_that_kind[0].place.port) == 0, cluster.state()
+    assert healthy(name, of_that_kind[0].place.port) == 0, state_of(cluster)
 
 
 @pytest.mark.slow

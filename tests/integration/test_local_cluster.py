@@ -23,6 +23,7 @@ from broker.local.plan import ListenAddress, ProcessKind
 from broker.local.servers import free_ports
 from broker.local.servers.process import await_answer
 from broker.testing.hbase_server import HBaseServer
+from broker.testing.local_state import state_of
 
 # Seven programs start at once; with other work on two cores that takes a minute.
 pytestmark = [
@@ -248,8 +249,8 @@ def test_nodes_of_a_test_are_killed_frozen_and_started_again(hbase_server: HBase
             led = client.leader(topic)
             assert led.node in (0, 7)
         # The state of nodes, leases and logs in the error of a wait that took too long.
-        assert f"leads {topic} in epoch {led.epoch};" in cluster.state()
-        assert cluster.state().count("ZooKeeper connected 0x") == 2
+        assert f"leads {topic} in epoch {led.epoch};" in state_of(cluster)
+        assert state_of(cluster).count("ZooKeeper connected 0x") == 2
         first.kill()
         assert not first.running
         assert first.exit_code == -signal.SIGKILL
@@ -258,10 +259,10 @@ def test_nodes_of_a_test_are_killed_frozen_and_started_again(hbase_server: HBase
             assert [message.payload for message in client.poll(topic)] == [b"a", b"b"]
         first.start()
         second.pause()
-        assert "frozen" in cluster.state()
+        assert "frozen" in state_of(cluster)
         second.resume()
         assert second.stop() == 0
-        assert "ended with 0" in cluster.state()
+        assert "ended with 0" in state_of(cluster)
         with SyncClient(str(first.url)) as client:
             assert [message.payload for message in client.poll(topic)] == [b"a", b"b"]
         folder = first.folder

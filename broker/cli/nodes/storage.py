@@ -18,13 +18,7 @@ from broker.cli.command.broker_calls import json_option, write_answer
 from broker.cli.command.options import option, topic_argument
 from broker.cli.command.output import bar, table, write_json, write_line, write_spaced
 from broker.cli.command.problems import NotNow
-from broker.cli.nodes.serve import (
-    add_damage_advice,
-    cannot_open,
-    configured_by,
-    repair_advice,
-    resolved,
-)
+from broker.cli.nodes.serve import configured_by, resolved
 from broker.config import sources
 from broker.errors import StorageCorrupt, UnavailableError, install_command
 
@@ -72,14 +66,14 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     broker storage verify --hbase-gateways hbase1:9090,hbase2:9090
     broker storage verify --config node1.toml --json
     """
-    from broker.node import stored  # noqa: PLC0415 - Slow to import.
+    from broker.node import start_problems, stored  # noqa: PLC0415 - Slow to import.
 
     store = stored.Store.of(resolved(file, flags).config, directory)
     _check_one_store(directory, flags)
     with _store_errors(store.config.storage.data_dir, "verify"), _progress("verifying") as tell:
         report = asyncio.run(store.verify(tell))
     is_bad = store.is_directory and not report.is_sound
-    advice = repair_advice(store.config.storage.data_dir) if is_bad else ""
+    advice = start_problems.repair_advice(store.config.storage.data_dir) if is_bad else ""
     _show(report, advice, as_json=as_json)
 
 
@@ -275,17 +269,19 @@ def _config(directory: Path) -> Config:
 @contextmanager
 def _store_errors(directory: Path, what: str) -> Iterator[None]:
     """Report a missing, a damaged and an unavailable store, without the advice on how to reach a broker."""
+    from broker.node import start_problems  # noqa: PLC0415 - Slow to import.
+
     try:
         yield
     except StorageCorrupt as error:
-        add_damage_advice(error, directory)
+        start_problems.add_damage_advice(error, directory)
         raise
     except FileNotFoundError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         if error.filename is None:
             raise
-        raise click.ClickException(cannot_open(error, directory, what)) from error
+        raise click.ClickException(start_problems.cannot_open(error, directory, what)) from error
     except UnavailableError as error:
         raise NotNow(error) from error
     except ModuleNotFoundError as error:

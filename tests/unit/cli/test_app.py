@@ -15,7 +15,6 @@ from broker.cli import app
 from broker.cli.command import problems
 from broker.cli.command.contexts import BrokerTarget, GivenOptions
 from broker.cli.command.problems import ADVICE, problem_of
-from broker.cli.nodes.serve import cannot_serve
 from broker.config.sections import (
     Config,
     ServerConfig,
@@ -26,6 +25,7 @@ from broker.config.sections import (
 from broker.config.sources import as_text
 from broker.errors import CannotListen
 from broker.model import TopicId
+from broker.node.start_problems import cannot_serve
 from broker.storage.leveldb.table import open_table
 from tests.unit.cli.running import run
 
