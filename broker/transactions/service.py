@@ -132,13 +132,29 @@ class Transactions:
 
         await self._execute("committed", decide, deadline)
 
-    async def abort(self, transaction_id: int, deadline: float | None = None) -> None:
-        """Abort a transaction whose client has undone its writes. A long transaction becomes invalid."""
+    async def abort(
+        self, transaction_id: int, deadline: float | None = None, caller: str = ""
+    ) -> None:
+        """Abort a transaction whose client has undone its writes. A long transaction becomes invalid.
+
+        An invalid one becomes visible, and with it all messages that its client has not undone. So this is logged.
+        """
+        was_hidden = False
 
         def decide(state: ServiceState, _: int) -> Decision[None]:
-            return manager.abort(state, transaction_id)
+            nonlocal was_hidden
+            aborting = manager.abort(state, transaction_id)
+            was_hidden = bool(aborting.edits) and transaction_id in state.ended
+            return aborting
 
         await self._execute("aborted", decide, deadline)
+        if was_hidden:
+            log.info(
+                "hidden messages become visible",
+                operation="abort",
+                transaction=str(transaction_id),
+                caller=caller,
+            )
 
     async def invalidate(self, transaction_id: int, deadline: float | None = None) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""

@@ -102,7 +102,7 @@ CALLS: Final[Mapping[str, Callable[[Transactions, ServiceCall], Awaitable[Any]]]
     "commit_transaction": lambda service, call: service.commit(
         call.of, call.sent.get("write_pointer"), call.deadline
     ),
-    "abort_transaction": lambda service, call: service.abort(call.of, call.deadline),
+    "abort_transaction": lambda service, call: service.abort(call.of, call.deadline, call.caller),
     "invalidate_transaction": lambda service, call: service.invalidate(call.of, call.deadline),
     "checkpoint_transaction": lambda service, call: service.checkpoint(call.of, call.deadline),
     "transactions_snapshot": _snapshot,

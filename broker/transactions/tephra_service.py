@@ -94,8 +94,8 @@ class TephraService:
         try:
             if method in _UNHIDING:
                 await self._unhiding.check(_UNHIDING[method], caller)
-            # A start counts for its caller, so its function is made for the call.
-            known = self._methods.get(method) or _starts(self.service, caller)[method]
+            # A start counts for its caller, and an abort may be logged, so the function is made for the call.
+            known = self._methods.get(method) or _by_caller(self.service, caller)[method]
             value = await known(call.arguments)
             frame = frames.encode_returned(self.idl, call, value)
         except BrokerError as error:
@@ -207,12 +207,12 @@ def _client(arguments: Arguments) -> str:
 
 
 def _methods(service: TephraService) -> dict[str, Method]:
-    """Return the function of each method but the starts, by the method's name."""
+    """Return the function of each method but those of ``_by_caller``, by the method's name."""
     return {**_ends(service), **_asks(service)}
 
 
-def _starts(service: AskedService, caller: str) -> dict[str, Method]:
-    """Return the functions of the methods that begin a transaction, for a client at this address."""
+def _by_caller(service: AskedService, caller: str) -> dict[str, Method]:
+    """Return the functions of the methods that begin or abort a transaction, for a client at this address."""
 
     async def begin(**sent: Any) -> object:
         return await service.ask(ServiceCall("start_transaction", sent, caller=caller))
@@ -235,7 +235,11 @@ def _starts(service: AskedService, caller: str) -> dict[str, Method]:
     async def start_as_for(arguments: Arguments) -> object:
         return await begin(client=_client(arguments), timeout_s=_number(arguments, 2))
 
+    async def abort(arguments: Arguments) -> None:
+        await service.ask(ServiceCall("abort_transaction", of=_id(arguments), caller=caller))
+
     return {
+        "abortTx": abort,
         "startShort": start,
         "startLong": start_long,
         "startLongClientId": start_long_as,
@@ -275,9 +279,6 @@ def _ends(service: TephraService) -> dict[str, Method]:
         pointer = arguments.get(1, {}).get(_WRITE_POINTER)
         await service.commits.commit(_id(arguments), pointer)
 
-    async def abort(arguments: Arguments) -> None:
-        await ask("abort_transaction", _id(arguments))
-
     async def invalidate(arguments: Arguments) -> bool:
         return await service.invalidated(_id(arguments))
 
@@ -289,7 +290,6 @@ def _ends(service: TephraService) -> dict[str, Method]:
         "canCommitOrThrow": can_commit,
         "commitTx": _allowed(commit_tx, boolean, TransactionConflict),
         "commitOrThrow": commit,
-        "abortTx": abort,
         "invalidateTx": invalidate,
         "checkpoint": checkpoint,
     }

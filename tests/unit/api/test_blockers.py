@@ -433,6 +433,23 @@ async def test_who_ended_a_transaction_is_logged(broker: Broker, http: Http) -> 
     assert (line["caller"], line["path"]) == ("127.0.0.1", f"{PATH}/{begun}/invalidate")
 
 
+async def test_an_abort_that_shows_hidden_messages_is_logged_with_its_caller(http: Http) -> None:
+    invalid = await hidden(http)
+    own = int((await post(http, "")).json["transaction_id"])
+    assert await seen(http) == []
+    with capture_logs() as lines:
+        await post(http, f"/{own}/abort")
+        for _ in range(2):
+            assert (await post(http, f"/{invalid}/abort")).status == 200
+    assert await seen(http) == ["hidden"]
+    (line,) = [each for each in lines if each["event"] == "hidden messages become visible"]
+    assert (line["operation"], line["transaction"], line["caller"]) == (
+        "abort",
+        str(invalid),
+        "127.0.0.1",
+    )
+
+
 async def test_the_headers_of_a_node_open_no_door_of_a_standalone_node(broker: Broker) -> None:
     node = {**JSON, "Broker-From": "1/a", "Broker-Protocol": "1"}
     reply = await broker.call("POST", f"{PATH}/reset", b"", node)
