@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Insert, Table
@@ -27,9 +28,8 @@ class InsertInParts(Insert):
     def _execute_on_connection(
         self, connection: Connection, distilled_params: Any, execution_options: Any
     ) -> Any:
-        """Execute each part. SQLAlchemy's connections call this method of every statement."""
+        """Execute each part, and join the rows that they return. SQLAlchemy's connections call this method of a statement."""
         del distilled_params
-        result = None
-        for part in self._parts:
-            result = super()._execute_on_connection(connection, part, execution_options)
-        return result
+        execute = partial(super()._execute_on_connection, connection)
+        first, *others = [execute(part, execution_options) for part in self._parts]
+        return first.merge(*others) if others and first.returns_rows else first

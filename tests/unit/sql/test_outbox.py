@@ -288,6 +288,21 @@ async def test_many_messages_are_inserted_in_one_call(world, database):
     assert len({row.topic for row in found}) == 1
 
 
+async def test_an_insert_in_parts_returns_the_rows_of_all_parts(world, database):
+    from sqlalchemy.ext.asyncio import AsyncSession  # noqa: PLC0415 - It imports greenlet.
+
+    ids = world.outbox.rows.c.id
+    statement = world.outbox.insert("t", ["x"] * 2_500).returning(ids)
+    with Session(world.engine) as session, session.begin():
+        found = session.execute(statement).scalars().all()
+    engine = database.async_engine()
+    async with AsyncSession(engine) as session, session.begin():
+        found += (await session.execute(statement)).scalars().all()
+    await engine.dispose()
+    assert sorted(found) == sorted(row.id for row in world.columns(ids))
+    assert len(set(found)) == 5_000
+
+
 async def test_a_batch_may_have_more_rows_than_a_statement_names(world, monkeypatch):
     monkeypatch.setattr("broker.sql.outbox.CHANGED_AT_ONCE", 10)
     world.outbox._batch_messages_max = 80
