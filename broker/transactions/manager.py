@@ -15,7 +15,8 @@ once in memory, and again at each replay. An answer is valid only once its edits
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from broker.errors import (
@@ -289,17 +290,17 @@ def expire(
     now_ms: int,
     *,
     patient_ms: Callable[[float], int],
-    seen_ms: Callable[[int], float] = lambda _: 0,
+    seen_ms: Mapping[int, float] = MappingProxyType({}),
 ) -> Decision[int]:
     """Make transactions invalid whose time-outs have passed, at most TIMED_OUT_AT_ONCE. Answer how many.
 
-    ``patient_ms`` is that of the clock: a time-out has not passed because the clock jumped forward. ``seen_ms`` returns
-    how long this process has seen a transaction, by a clock that never jumps: a time-out has passed although the clock
-    jumped back.
+    ``patient_ms`` is that of the clock: a time-out has not passed because the clock jumped forward. ``seen_ms`` has
+    for how long this process has seen each transaction, by a clock that never jumps: a time-out has passed although the
+    clock jumped back.
     """
 
     def has_passed(each: OpenTransaction) -> bool:
-        if seen_ms(each.id) > each.expires_ms - each.started_ms:
+        if seen_ms.get(each.id, 0) > each.expires_ms - each.started_ms:
             return True
         if now_ms <= each.expires_ms:
             return False

@@ -149,12 +149,8 @@ class Transactions:
 
         await self._execute("aborted", decide, deadline)
         if was_hidden:
-            log.info(
-                "hidden messages become visible",
-                operation="abort",
-                transaction=str(transaction_id),
-                caller=caller,
-            )
+            of = {"transaction": str(transaction_id), "caller": caller}
+            log.info("hidden messages become visible", operation="abort", **of)
 
     async def invalidate(self, transaction_id: int, deadline: float | None = None) -> bool:
         """Make a transaction invalid. Return whether it was in progress."""
@@ -369,13 +365,10 @@ class Transactions:
 
     async def expire(self, led: LedState) -> int:
         """Make transactions invalid whose time-outs have passed. Return how many."""
-        clock, seen = self._around.clock, self._seen_at
+        clock, before = self._around.clock, self._seen_at
         now = clock.monotonic()
-        seen = self._seen_at = {each: seen.get(each, now) for each in led.state.in_progress}
-
-        def seen_ms(transaction: int) -> float:
-            return (now - seen.get(transaction, now)) * 1000
-
+        self._seen_at = {each: before.get(each, now) for each in led.state.in_progress}
+        seen_ms = {each: (now - at) * 1000 for each, at in self._seen_at.items()}
         expire = partial(manager.expire, patient_ms=clock.patient_ms, seen_ms=seen_ms)
         count = await _repeated(
             lambda: led.carry_out(expire, clock.now_ms()), manager.TIMED_OUT_AT_ONCE
