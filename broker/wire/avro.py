@@ -19,6 +19,7 @@ bytes after the datum. `messages` has the replies to polls, which are streams.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from broker.errors import BadRequest, TooManyMessages
@@ -122,7 +123,7 @@ def decode_publish_request(
 def _pointer(body: bytes) -> tuple[int | None, int]:
     if body[:1] == _NULL_POINTER:
         return None, 1
-    return _field("transactionWritePointer", _read_pointer, body, 0)
+    return _field("transactionWritePointer", _OPTIONAL_LONG, body, 0)
 
 
 def _read_count(body: bytes, at: int, read: int, messages_max: int) -> tuple[int, int]:
@@ -162,7 +163,7 @@ def encode_publish_response(span: RollbackRange) -> bytes:
 
 def decode_publish_response(body: bytes) -> RollbackRange:
     """Read the answer to a transactional publish. Raises BadRequest, also if it has no pointer."""
-    pointer, at = _field("transactionWritePointer", _read_pointer, body, 0)
+    pointer, at = _field("transactionWritePointer", _OPTIONAL_LONG, body, 0)
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
     first, at = _read_log_key(body, at, "start")
@@ -205,8 +206,10 @@ def decode_poll(body: bytes, *, take: Take = free) -> Poll:
     """Read the body of a poll. It calls ``take`` for the snapshot's pointers. Raises BadRequest."""
     start, at = _field("startFrom", _read_start, body, 0)
     inclusive, at = _field("inclusive", _read_boolean, body, at)
-    limit, at = _field("limit", _read_limit, body, at)
-    transaction, _ = _field("transaction", _read_transaction, body, at)
+    limit, at = _field("limit", _OPTIONAL_INT, body, at)
+    if limit is not None:
+        checked_limit(limit)
+    transaction, _ = _field("transaction", _OPTIONAL_BYTES, body, at)
     snapshot = None if transaction is None else decode_transaction(transaction, take=take)
     return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
 
@@ -229,35 +232,29 @@ def _read_boolean(body: bytes, at: int) -> tuple[bool, int]:
     return body[at] == 1, at + 1
 
 
-def _read_limit(body: bytes, at: int) -> tuple[int | None, int]:
+def read_optional(
+    body: bytes, at: int, read: Callable[[bytes, int], tuple[_Value, int]], null: int = 1
+) -> tuple[_Value | None, int]:
+    """Return the value of a union with null, or None, and the position after it. ``null`` is the branch of null, 0 or 1.
+
+    Raises:
+        Malformed, IndexError: there is no such union.
+    """
     branch, at = read_int(body, at)
-    if branch == 0:
-        limit, at = read_int(body, at)
-        return checked_limit(limit), at
-    _check_null(branch, 1)
+    if branch == 1 - null:
+        return read(body, at)
+    _check_null(branch, null)
     return None, at
 
 
-def _read_transaction(body: bytes, at: int) -> tuple[bytes | None, int]:
-    branch, at = read_int(body, at)
-    if branch == 0:
-        return read_bytes(body, at)
-    _check_null(branch, 1)
-    return None, at
+_OPTIONAL_INT = partial(read_optional, read=read_int)
+_OPTIONAL_LONG = partial(read_optional, read=read_long)
+_OPTIONAL_BYTES = partial(read_optional, read=read_bytes)
 
 
 def encode_pointer(pointer: int | None) -> bytes:
     """Return the Avro form of a write pointer, or of null."""
     return _NULL_POINTER if pointer is None else b"\x00" + encode_long(pointer)
-
-
-def _read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
-    """Return a write pointer, or None, and the position after it. Raises Malformed, IndexError."""
-    branch, at = read_int(body, at)
-    if branch == 0:
-        return read_long(body, at)
-    _check_null(branch, 1)
-    return None, at
 
 
 def _check_null(branch: int, null_branch: int) -> None:

@@ -84,7 +84,7 @@ def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free)
         for _ in range(count):
             payload, at = read_bytes(body, at)
             beside, at = attributes.read(body, at)
-            ttl_s, at = _read_ttl(body, at)
+            ttl_s, at = avro.read_optional(body, at, read_int, null=0)
             payloads.append(payload)
             found.append(attributes.encode(*beside))
             ttls_s.append(ttl_s)
@@ -96,15 +96,6 @@ def decode_publish_request(body: bytes, *, messages_max: int, take: Take = free)
         attributes=found if any(found) else (),
         ttls_s=ttls_s if any(ttl_s is not None for ttl_s in ttls_s) else (),
     )
-
-
-def _read_ttl(body: bytes, at: int) -> tuple[int | None, int]:
-    branch, at = read_int(body, at)
-    if branch == 1:
-        return read_int(body, at)
-    if branch != 0:
-        raise Malformed(f"the union has no branch {branch}")
-    return None, at
 
 
 def _read_count(body: bytes, at: int) -> tuple[int, int]:
