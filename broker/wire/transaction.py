@@ -62,7 +62,8 @@ _FIELD_I32 = struct.Struct(">bhi")
 _FIELD_LIST = struct.Struct(">bhbi")
 
 _EMPTY: Final = array("q")
-_Value = int | Sequence[int]
+_LEVELS: Final = {level.value: level for level in Snapshot.Visibility}
+_MISSING: Final = {number: _EMPTY if kind == LIST else 0 for number, kind in _FIELD_TYPES.items()}
 
 
 def encode_transaction(snapshot: Snapshot) -> bytes:
@@ -97,74 +98,48 @@ def decode_transaction(body: bytes, *, take: Take = free) -> Snapshot:
     Raises BadRequest, as Skipper.past and for more than POINTERS_MAX pointers.
     """
     try:
-        fields = _FieldReader(body, take).fields()
+        fields = _fields(body, take)
     except (IndexError, struct.error):
         raise BadRequest("transaction: its bytes end in the middle of a field.") from None
-    return _snapshot(fields)
-
-
-def _snapshot(fields: dict[int, _Value]) -> Snapshot:
-    def number(field: int) -> int:
-        value = fields.get(field, 0)
-        return value if isinstance(value, int) else 0
-
-    def listed(field: int) -> Sequence[int]:
-        value = fields.get(field, _EMPTY)
-        return _EMPTY if isinstance(value, int) else value
-
-    levels = {level.value: level for level in Snapshot.Visibility}
     return Snapshot(
-        transaction_id=number(1),
-        read_pointer=number(2),
-        invalids=listed(3),
-        in_progress=listed(4),
-        first_short_in_progress=number(5),
-        long=number(6) != _SHORT,
-        write_pointer=number(7),
-        checkpoint_pointers=listed(8),
-        visibility=levels.get(number(9), Snapshot.Visibility.SNAPSHOT),
+        transaction_id=fields[1],
+        read_pointer=fields[2],
+        invalids=fields[3],
+        in_progress=fields[4],
+        first_short_in_progress=fields[5],
+        long=fields[6] != _SHORT,
+        write_pointer=fields[7],
+        checkpoint_pointers=fields[8],
+        visibility=_LEVELS.get(fields[9], Snapshot.Visibility.SNAPSHOT),
     )
 
 
-class _FieldReader:
-    """Reads the fields of a struct. It counts and bounds their parts and pointers."""
-
-    def __init__(self, body: bytes, take: Take) -> None:
-        self._body = body
-        self._take = take
-        self._skipper = Skipper(body, "transaction")
-        self._pointers = 0
-
-    def fields(self) -> dict[int, _Value]:
-        """Return the known fields. Raises BadRequest; IndexError and struct.error if the body ends too early."""
-        body, at = self._body, 0
-        found: dict[int, _Value] = {}
-        while body[at] != STOP:
-            kind, number = FIELD.unpack_from(body, at)
-            at += FIELD.size
-            end = self._skipper.past(at, kind)
-            if end > len(body):
-                raise IndexError
-            if _FIELD_TYPES.get(number) == kind:
-                if kind == LIST:
-                    found[number] = self._list(at)
-                else:
-                    found[number] = int.from_bytes(body[at:end], "big", signed=True)
-            at = end
-        return found
-
-    def _list(self, at: int) -> array[int]:
-        kind, count = LIST_HEAD.unpack_from(self._body, at)
-        if count and kind != I64:
-            raise BadRequest("transaction: a list of pointers contains values of another type.")
-        self._pointers += count
-        if self._pointers > POINTERS_MAX:
-            raise BadRequest(
-                f"transaction: it has {self._pointers} pointers; {POINTERS_MAX} are allowed in all lists "
-                "together."
-            )
-        self._take(pointer_items(count))
-        return _of_bytes(self._body, at + LIST_HEAD.size, count)
+def _fields(body: bytes, take: Take) -> dict[int, Any]:
+    """Return the known fields. Raises BadRequest; IndexError and struct.error if the body ends too early."""
+    found: dict[int, Any] = dict(_MISSING)
+    skipper, pointers, at = Skipper(body, "transaction"), 0, 0
+    while body[at] != STOP:
+        kind, number = FIELD.unpack_from(body, at)
+        at += FIELD.size
+        end = skipper.past(at, kind)
+        if end > len(body):
+            raise IndexError
+        is_known = _FIELD_TYPES.get(number) == kind
+        if is_known and kind == LIST:
+            of, count = LIST_HEAD.unpack_from(body, at)
+            if count and of != I64:
+                raise BadRequest("transaction: a list of pointers contains values of another type.")
+            pointers += count
+            if pointers > POINTERS_MAX:
+                raise BadRequest(
+                    f"transaction: it has {pointers} pointers; {POINTERS_MAX} are allowed in all lists together."
+                )
+            take(pointer_items(count))
+            found[number] = _of_bytes(body, at + LIST_HEAD.size, count)
+        elif is_known:
+            found[number] = int.from_bytes(body[at:end], "big", signed=True)
+        at = end
+    return found
 
 
 # --- Lists of pointers: ascending, eight bytes each -----------------------------------------------
