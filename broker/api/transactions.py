@@ -22,6 +22,7 @@ from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, POINTER_MAX, Snapshot, time
 from broker.moments import rfc3339
 from broker.operations import replies
 from broker.operations.media_types import JSON, TEPHRA_SNAPSHOT, THRIFT
+from broker.operations.operation import whole_number
 from broker.operations.parameters import BLOCKER_LIMIT, NAME_EPOCH, THROUGH, TRANSACTION_LIMIT
 from broker.operations.replies import Blockers, FirstMessage, Nothing, Pruned, PrunePlan, Unpassed
 from broker.operations.shapes import Shape
@@ -89,11 +90,11 @@ def _accepted(request: Request) -> str:
 def transaction_of(request: Request) -> int:
     """Return the transaction id in the path. Raises BadRequest."""
     text = request.names.transaction
-    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= POINTER_MAX:
-        return int(text)
-    raise BadRequest(
-        f"A transaction's id must be a whole number from 0 to 2^63-1, not {text!r:.80}."
-    )
+    if not 0 <= (number := whole_number(text)) <= POINTER_MAX:
+        raise BadRequest(
+            f"A transaction's id must be a whole number from 0 to 2^63-1, not {text!r:.80}."
+        )
+    return number
 
 
 # --- The fields of bodies -------------------------------------------------------------------------
@@ -269,9 +270,9 @@ class BlockersApi(TopicHandlers):
             return await asked.read_snapshot(request), "request"
         if text is None:
             return await self._parts.service.snapshot(request.deadline), "now"
-        if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+        number = min(whole_number(text), POINTER_MAX)
+        if number < 0:
             raise BadRequest(f"transaction: must be the number of a transaction, not {text!r:.80}.")
-        number = min(int(text), POINTER_MAX)
         shown = await self._parts.service.show(number, request.deadline)
         if shown["state"] not in ("in_progress", "committing"):
             raise BadRequest(

@@ -46,7 +46,7 @@ from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent
 from broker.http.outbound import Streamed
 from broker.model import TopicId
-from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
+from broker.operations.parameters import KEY, PRODUCER_NUMBER, REQUEST_TIMEOUT_S_MAX
 
 OURS: Final = "x-request-id"
 """An answer with this header shows that the server is this project's."""
@@ -247,5 +247,5 @@ class ClientConnection(outbound.OutboundConnection):
 def _is_used_once(request: outbound.Ask) -> bool:
     """Return whether the head of a request occurs once, except for retries."""
     headers = request.headers
-    is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers
+    is_counted = KEY.name in headers or PRODUCER_NUMBER in headers
     return is_counted or "/stages/" in request.path

@@ -36,8 +36,9 @@ from typing import Final, NamedTuple
 from broker import retries
 from broker.http.answer import Address
 from broker.model import TopicId
+from broker.operations.parameters import LEADER_HEADER
 
-HEADER: Final = "broker-leader"
+HEADER: Final = LEADER_HEADER.lower()
 """The header in which an answer names the leader of its topic."""
 
 BACK_OFF_MIN_S: Final = 0.1

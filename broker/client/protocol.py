@@ -49,7 +49,9 @@ from broker.operations.parameters import (
     FIRST_ID,
     KEY,
     LAST_ID,
-    PRODUCER,
+    PRODUCER_ID,
+    PRODUCER_NUMBER,
+    REPLAYED_HEADER,
     TTL,
     WAIT,
 )
@@ -57,7 +59,9 @@ from broker.places import GENERATION_HEADER, Place
 from broker.wire import avro, messages
 from broker.wire.transaction import encode_transaction
 
-_FIRST_ID, _LAST_ID, _COUNT = (name.lower() for name in (FIRST_ID, LAST_ID, COUNT))
+_FIRST_ID, _LAST_ID, _COUNT, _REPLAYED = (
+    name.lower() for name in (FIRST_ID, LAST_ID, COUNT, REPLAYED_HEADER)
+)
 _GENERATION = GENERATION_HEADER.lower()
 
 
@@ -188,8 +192,8 @@ def _once(key: str | None, producer: Producer | None = None) -> dict[str, str]:
         identifier, number = producer
         if not 0 <= number < 1 << 63:
             raise BadRequest(f"A producer's number is from 0 to 2^63-1, not {number}.")
-        headers[PRODUCER[0].name] = check_producer(identifier)
-        headers[PRODUCER[1].name] = str(number)
+        headers[PRODUCER_ID] = check_producer(identifier)
+        headers[PRODUCER_NUMBER] = str(number)
     return headers
 
 
@@ -275,7 +279,7 @@ def published(reply: Reply) -> Published:
     header, first, last = headers.get(HEADER), headers.get(_FIRST_ID), headers.get(_LAST_ID)
     return Published(
         reply.body or None,
-        headers.get("idempotency-replayed") == "true",
+        headers.get(_REPLAYED) == "true",
         None if header is None else _leader(header),
         None if first is None else _id(first),
         None if last is None else _id(last),

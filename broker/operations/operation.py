@@ -47,6 +47,14 @@ class Parameter:
     place: Literal["query", "header"] = "query"
 
 
+def whole_number(text: str) -> int:
+    """Return the number in a text of at most 19 decimal digits; -1 for any other text, which no bound allows.
+
+    It refuses more digits before ``int`` spends time on them. No bound has more.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else -1
+
+
 @dataclass(frozen=True)
 class NumberParameter(Parameter):
     """A whole number with bounds."""
@@ -62,8 +70,7 @@ class NumberParameter(Parameter):
         if text is None:
             return self.default
         least, most = self.schema["minimum"], self.schema["maximum"] if most is None else most
-        # Refuse too many digits before int() spends time on them. No bound has more than 19.
-        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else -1
+        number = whole_number(text)
         if not least <= number <= most:
             raise BadRequest(
                 f"{self.name} must be a whole number from {least} to {most}, not {text!r}."

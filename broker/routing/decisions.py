@@ -37,13 +37,14 @@ from broker.errors import (
 from broker.http.answer import HttpAnswer, json_of
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
+from broker.operations.parameters import LEADER_HEADER
 from broker.routing.peers import RelayedAnswer
 
 MOVED = "Broker-Moved"
 """A header of the answer to a waiting poll: the poll ends early, because another node leads now."""
 ERROR = "broker-error"
 OUTCOME = "broker-outcome"
-LEADER = "broker-leader"
+LEADER = LEADER_HEADER.lower()
 _NUMBER = re.compile("[0-9]{1,19}")
 """Node numbers and epochs have at most 63 bits."""
 

@@ -32,10 +32,8 @@ from broker.api.messages.message_list import ShownParts, form_of, parts_of_messa
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
     LOG_KEY_BYTES,
-    LOG_KEY_MIN,
     NO_HEADERS,
     LogKey,
-    MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
@@ -266,19 +264,14 @@ def encode_published(published: PublishedIds) -> bytes:
     """Return the answer of a publish. If it has a write pointer, it is also the body of the rollback."""
     known = published.is_known
     told = PublishResult(
-        first_id=message_id(published.first).hex() if known else None,
-        last_id=message_id(published.last).hex() if known else None,
+        first_id=asked.shown_id(published.first) if known else None,
+        last_id=asked.shown_id(published.last) if known else None,
         count=published.messages,
         replayed=published.replayed,
     )
     if published.pointer is not None:
         told["write_pointer"] = str(published.pointer)
     return orjson.dumps(told)
-
-
-def message_id(key: LogKey) -> MessageId:
-    """Return the message id of a key: the id of its message, or of the reference in it."""
-    return key + LOG_KEY_MIN
 
 
 # --- Rolling back ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Final
 
 from broker.api import asked
-from broker.api.asked import body_type
+from broker.api.asked import body_type, shown_id
 from broker.api.messages import plainjson
 from broker.api.router import TopicHandlers
 from broker.errors import BadRequest, TooManyMessages
@@ -23,6 +23,7 @@ from broker.model import (
 )
 from broker.moments import rfc3339
 from broker.operations.media_types import AVRO, AVRO_JSON, JSON, MESSAGES, TEXT
+from broker.operations.operation import whole_number
 from broker.operations.parameters import (
     COUNT,
     FIRST_ID,
@@ -40,7 +41,6 @@ from broker.topics.stages import began_ms
 from broker.wire import avro, avrojson, messages
 from broker.wire.jsontext import read_long
 
-NUMBER_MAX = (1 << 63) - 1
 FEW_MAX = 2_000
 FEW_BYTES_MAX = 1024 * 1024
 """So many messages in Avro, of so many bytes in all, are decoded at once, in 1 ms."""
@@ -192,9 +192,7 @@ def _producer(headers: Mapping[str, str]) -> Producer | None:
         return None
     if identifier is None or text is None:
         raise BadRequest(f"{PRODUCER_ID} and {PRODUCER_NUMBER} must come together.")
-    is_number = text.isascii() and text.isdecimal() and len(text) <= 19
-    number = int(text) if is_number else -1
-    if not 0 <= number <= NUMBER_MAX:
+    if not 0 <= (number := whole_number(text)) <= POINTER_MAX:
         raise BadRequest(
             f"{PRODUCER_NUMBER} must be a whole number from 0 to 2^63-1, not {text!r:.80}."
         )
@@ -227,10 +225,7 @@ def _result_headers(published: PublishedIds) -> Headers:
     """Return the headers with the ids and the count of a publish, as far as they are known."""
     told: Headers = ((GENERATION_HEADER, str(published.generation)),)
     if published.is_known:
-        first, last = (
-            plainjson.message_id(published.first).hex(),
-            plainjson.message_id(published.last).hex(),
-        )
+        first, last = shown_id(published.first), shown_id(published.last)
         told = (*told, (FIRST_ID, first), (LAST_ID, last))
     if published.messages is not None:
         told = (*told, (COUNT, str(published.messages)))
@@ -238,10 +233,8 @@ def _result_headers(published: PublishedIds) -> Headers:
 
 
 def _stage(text: object) -> int:
-    if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= 19:
-        number = int(text)
-        if 0 < number <= POINTER_MAX:
-            return -number
+    if isinstance(text, str) and 0 < (number := whole_number(text)) <= POINTER_MAX:
+        return -number
     raise BadRequest(
         f"A stage must be the number that the broker gave, as a string, not {text!r:.80}."
     )
