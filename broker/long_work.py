@@ -15,6 +15,9 @@ several rounds of the loop, so some rounds between two slices have none::
 **Short work** is a change on its way to the disk. While it is in flight, no slice begins for up to DEFER_S_MAX: the change
 passes from the loop to a thread and back, and would wait for a slice each time.
 
+Walks, heavy work and reads of a disk are fair to callers: of the callers that wait, each gets its turn, however much the
+others ask for (``FairQueue``).
+
 Time is the loop's time. If that is virtual, no slice is ever over, and a run is the same every time.
 """
 
@@ -22,10 +25,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 SLICE_S: Final = 0.0005
@@ -63,6 +68,73 @@ HEAVY: Final = ThreadPoolExecutor(THREADS, thread_name_prefix="heavy")
 async def aside(work: Callable[[], Result]) -> Result:
     """Call storage's ``work`` in a thread and return its result. It must not use data that the loop changes meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(ASIDE, work)
+
+
+CALLER: Final = ContextVar("caller", default="")
+"""The caller of the request that a task serves, by its name in the budgets; empty: the node's own work."""
+
+
+class FairQueue(Generic[Item]):
+    """A queue of all callers. They take turns, and each caller's items keep their order."""
+
+    __slots__ = ("_callers",)
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._callers: OrderedDict[str, deque[Item]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        """Return whether it has an item."""
+        return bool(self._callers)
+
+    def put(self, item: Item) -> None:
+        """Add an item of the present caller."""
+        self._callers.setdefault(CALLER.get(), deque()).append(item)
+
+    def get(self) -> Item:
+        """Remove the first item of the caller whose turn it is. There must be one."""
+        caller, items = self._callers.popitem(last=False)
+        item = items.popleft()
+        if items:
+            self._callers[caller] = items
+        return item
+
+
+class FairLock:
+    """A lock for which callers wait in turns; several tasks may have it at once."""
+
+    __slots__ = ("_free", "_waiting")
+
+    def __init__(self, holders_max: int = 1) -> None:
+        """Begin free."""
+        self._free = holders_max
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    async def __aenter__(self) -> None:
+        """Wait for it."""
+        if self._free:
+            self._free -= 1
+            return
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._pass_on()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        """Pass it on."""
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            following = self._waiting.get()
+            if not following.done():
+                following.set_result(None)
+                return
+        self._free += 1
 
 
 _callers: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
@@ -183,7 +255,7 @@ class _Walks(threading.local):
     def begin(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Begin with another loop."""
         self.loop = loop
-        self.turn = asyncio.Lock()
+        self.turn = FairLock()
         self.short = 0
         self.deferred: asyncio.Future[None] | None = None
         """Done when the short work for which the next slice waits has ended."""

@@ -84,6 +84,8 @@ _BUDGETS_FOOT = """
 * The bound of `connections` is `server.connections_max`. The bound of `waiting` for a node is
   `limits.waiting_polls_max`, and three quarters of it for a caller.
 * `log_lines` counts lines per second; the node drops further lines.
+* Requests that wait for a thread, or for long work on the event loop, have turns by caller: a caller with a thousand
+  requests delays those of another by one of its own each time.
 * One caller may have at most three quarters of `transactions.transactions_in_progress_max` in progress. The node that
   leads the transaction service counts them, from its claim on, for the callers of its HTTP port.
 * Publishes that wait for the disk have their own bounds: `limits.queued_bytes_max` and `limits.queued_requests_max`.

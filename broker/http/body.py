@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import StreamReader
 
@@ -39,6 +39,7 @@ from broker.config.sections import Config, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http.budget import BudgetKind, Usage
 from broker.http.pieces import SLAB_BYTES, DroppedSlabs, Pieces
+from broker.long_work import FairLock
 from broker.shield import bare
 
 THREADS: Final = 2
@@ -60,6 +61,8 @@ _SLICE_BYTES: Final = 64 * 1024
 _ENCODING: Final = "Content-Encoding"
 _CODING: Final = "Transfer-Encoding"
 
+_Result = TypeVar("_Result")
+
 
 class BodyReader:
     """Reads bodies. The request's usage counts the bytes read."""
@@ -71,6 +74,7 @@ class BodyReader:
         self._inflated_bytes_max = config.limits.body_inflated_bytes_max
         self._config = config.server
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="body")
+        self._fair = FairLock(THREADS)
         self._dropped = DroppedSlabs()
 
     def close(self) -> None:
@@ -171,7 +175,7 @@ class BodyReader:
             if _is_small(inflater):
                 part = inflater.step()
             else:
-                part = await usage.unless_ended(self._threads.submit(inflater.step))
+                part = await usage.unless_ended(self._in_thread(inflater.step))
             usage.give(BudgetKind.BODY_BYTES, room - len(part))
             pieces.add(part)
 
@@ -180,9 +184,20 @@ class BodyReader:
         if pieces.size < SLAB_BYTES:
             return pieces.joined()
         usage.take(BudgetKind.BODY_BYTES, pieces.size)
-        body = await usage.unless_ended(self._threads.submit(pieces.joined))
+        body = await usage.unless_ended(self._in_thread(pieces.joined))
         usage.give(BudgetKind.BODY_BYTES, pieces.size)
         return body
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        """Call work in a thread, in the turn of its caller. If this call is cancelled, it waits for work that has begun."""
+        async with self._fair:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait((running,))
+                running.exception()  # Retrieved here, because no caller is left.
+                raise
 
 
 @dataclass(slots=True, eq=False)

@@ -21,8 +21,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import ipaddress
-from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import islice
@@ -300,25 +299,26 @@ class Usage:
         if self._account is not None and amount:
             self._account.give(kind, amount)
 
-    async def unless_ended(self, work: futures.Future[T]) -> T:
-        """Wait for work of a thread. If the connection ends before the work begins, cancel it.
+    async def unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work. If the connection ends meanwhile, cancel it.
 
         Raises:
             Cut, ConnectionError: the connection has ended.
         """
-        done = asyncio.wrap_future(work)
         if self._account is None:
-            return await done
+            return await work
+        task = asyncio.create_task(work)
+        ends: set[asyncio.Future[Any]] = {task, self._account.end}
         try:
-            ends: set[asyncio.Future[Any]] = {done, self._account.end}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
-        if self._account.end.done() and work.cancel():
-            self.take(BudgetKind.BODY_BYTES, 0)
-            raise ConnectionResetError("The connection ended before its request was read.")
-        return await done
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        if not task.cancelled():
+            return task.result()
+        self.take(BudgetKind.BODY_BYTES, 0)
+        raise ConnectionResetError("The connection ended before its request was read.")
 
     def may_log(self) -> bool:
         """Count a log line that this request causes. Return False if there were too many in this second."""

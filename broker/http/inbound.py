@@ -23,7 +23,7 @@ from aiohttp import StreamReader, web
 from typing_extensions import override
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, Overloaded
-from broker.http.budget import Account, BudgetKind, Cut, Usage
+from broker.http.budget import Account, BudgetKind, Cut, Usage, caller_at
 from broker.http.drain import (
     LINGER_S,
     TAKEN_BYTES_A_SECOND_MIN,
@@ -33,6 +33,7 @@ from broker.http.drain import (
     untaken_bytes,
 )
 from broker.http.reply import Reply, error_reply
+from broker.long_work import CALLER
 
 if TYPE_CHECKING:
     from broker.http.server import Server
@@ -135,10 +136,11 @@ class Connection(web.RequestHandler):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        cast("asyncio.Transport", transport).set_write_buffer_limits(WRITE_BUFFER_BYTES)
         peer = transport.get_extra_info("peername")
         self.caller = str(peer[0]) if peer else ""
+        CALLER.set(caller_at(self.caller))  # For the task that aiohttp makes for all requests.
+        super().connection_made(transport)
+        cast("asyncio.Transport", transport).set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self.account = self._server.budgets.account(self.caller, self._cut)
         self.usage = Usage(self.account)
         refusal = self._server.admit(self)

@@ -2,14 +2,19 @@
 
 import asyncio
 import threading
+from collections.abc import Coroutine
+from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 import pytest
 
 from broker.errors import Overloaded
 from broker.long_work import (
+    CALLER,
     COUNTED_AT_ONCE,
     ROUNDS_FREE,
+    FairLock,
     Pace,
     ShortWork,
     Take,
@@ -228,3 +233,57 @@ async def test_short_work_that_takes_long_holds_no_walk_for_ever() -> None:
     with ShortWork():
         async with asyncio.timeout(30):
             await Pace().pause()
+
+
+def _as_caller(caller: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    context = copy_context()
+    context.run(CALLER.set, caller)
+    return asyncio.get_running_loop().create_task(work, context=context)
+
+
+async def test_callers_take_turns_however_much_one_of_them_asks_for() -> None:
+    """Beside a thousand reads of one caller, a small one of another ended at its deadline, after 30 s."""
+    lock, done = FairLock(), list[str]()
+
+    async def work(name: str) -> None:
+        async with lock:
+            done.append(name)
+
+    async with lock:
+        asked = [
+            *(("a", f"a{number}") for number in range(5)),
+            ("b", "b0"),
+            ("c", "c0"),
+            ("b", "b1"),
+        ]
+        tasks = [_as_caller(caller, work(name)) for caller, name in asked]
+        await settle(2)
+        tasks[1].cancel()
+    await settle(20)
+    assert done == ["a0", "b0", "c0", "b1", "a2", "a3", "a4"]
+
+
+async def test_a_lock_that_comes_with_a_cancellation_is_passed_on() -> None:
+    lock, done = FairLock(), list[str]()
+
+    async def work(name: str) -> None:
+        async with lock:
+            done.append(name)
+
+    async with lock:
+        first, _second = _as_caller("a", work("first")), _as_caller("a", work("second"))
+        await settle(2)
+    first.cancel()
+    await settle(5)
+    assert done == ["second"]
+    async with lock:
+        pass
+
+
+async def test_walks_of_one_caller_do_not_delay_those_of_another() -> None:
+    rounds: list[str] = []
+    many = [_as_caller("a", _work("a", 50, rounds)) for _ in range(50)]
+    await settle(3)
+    await _as_caller("b", _work("b", 5, rounds))
+    assert rounds.count("a") <= 50 + 2 * 5
+    await asyncio.gather(*many)

@@ -130,8 +130,9 @@ async def test_a_body_that_waits_for_a_thread_ends_with_its_connection(
     sent: Sent, way: str
 ) -> None:
     """Its bytes do not count any more: while hundreds of others waited, the node held them beside all that count."""
-    threads, go = sent.reader._threads, threading.Event()
-    busy = [threads.submit(go.wait) for _ in range(body_module.THREADS)]
+    reader, go = sent.reader, threading.Event()
+    busy = [asyncio.ensure_future(reader._in_thread(go.wait)) for _ in range(body_module.THREADS)]
+    await settle(1)
     account = sent.budgets.account("b", lambda _: None)
     content = came(gzip.compress(random.Random(1).randbytes(100_000)))
     reading = asyncio.ensure_future(sent.reader.read(content, GZIP, Usage(account)))
@@ -146,7 +147,7 @@ async def test_a_body_that_waits_for_a_thread_ends_with_its_connection(
         assert isinstance(reading.exception(), Cut if way == "cut" else ConnectionResetError)
     finally:
         go.set()
-    assert all(each.result() for each in busy)
+    assert all(await asyncio.gather(*busy))
     assert sent.held == 0
 
 

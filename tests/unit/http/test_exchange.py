@@ -1,6 +1,9 @@
+import asyncio
+
 import pytest
 
-from tests.kit.serving import Http, RawHttp
+from broker.long_work import CALLER
+from tests.kit.serving import Broker, Http, RawHttp, listening
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,20 @@ async def test_a_connection_stays_open_as_its_client_wishes(
         else:
             await raw.send(ping)
             assert (await raw.reply()).status == 200
+
+
+async def test_a_request_works_for_its_caller() -> None:
+    """What waits for threads and for the loop waits in turns of the callers."""
+    seen: list[str] = []
+    broker = Broker(authorize=lambda *_: seen.append(CALLER.get()))
+    async with listening(broker) as http:
+        for address in ("127.0.0.2", "127.0.0.3"):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", http.port, local_addr=(address, 0)
+            )
+            writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await reader.read(1)
+            writer.close()
+    await broker.close()
+    assert seen == ["127.0.0.2", "127.0.0.3"]
+    assert not CALLER.get()
