@@ -23,7 +23,7 @@ class ServiceCall(NamedTuple):
         name: its operation in the table.
         sent: the fields of its body. Pointers are numbers, and keys are bytes.
         of: the transaction in its path.
-        limit: the largest number of transactions to list; None: the table's default.
+        limit: the largest number of transactions, for a list.
         accept: the type of the answer, if the operation has several.
         caller: the address of the client; empty within the process.
         deadline: in monotonic seconds. None: that of the service.
@@ -50,8 +50,8 @@ class AskedService(ABC):
         snapshot: Snapshot = await self.ask(ServiceCall("transactions_snapshot", deadline=deadline))
         return snapshot
 
-    async def list(self, limit: int | None = None, deadline: float | None = None) -> dict[str, Any]:
-        """Return the transactions in progress, as ``GET /v1/transactions`` answers."""
+    async def list(self, limit: int, deadline: float | None = None) -> dict[str, Any]:
+        """Return at most ``limit`` transactions in progress, as ``GET /v1/transactions`` answers."""
         call = ServiceCall("list_transactions", limit=limit, deadline=deadline)
         return dict(await self.ask(call))
 
