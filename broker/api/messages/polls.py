@@ -21,7 +21,7 @@ answer was cut off. In this way the node reports a failure after the status line
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
@@ -197,8 +197,11 @@ class Polling(TopicHandlers):
             self._call(request, asked, until),
             lambda repeat: self._local(repeat, request, asked, until),
         )
-        with counted(request.usage) if waits else nullcontext():
-            answer = await unless_abandoned(answering, request.abandoned())
+        if waits:
+            with counted(request.usage):
+                answer = await unless_abandoned(answering, request.abandoned())
+        else:  # An empty answer would say that there are no messages.
+            answer = await answering
         if answer is None:
             return _Polled(answer_of(None, asked), is_final=True)
         if isinstance(answer, Relayed):

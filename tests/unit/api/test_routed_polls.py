@@ -210,6 +210,22 @@ async def test_a_poll_sent_on_by_a_node_that_drains_is_answered_empty(
 
 
 @on_cluster()
+async def test_a_poll_that_does_not_wait_is_sent_on_although_its_node_drains(
+    cluster: HttpCluster,
+) -> None:
+    """An empty answer would say that there are no messages."""
+    await cluster.publish(0, "a")
+    assert payloads(await cluster(1, "POST", POLL, b"{}", JSON)) == ["a"]
+    ends = cluster.strand(1, 0)
+    asking = asyncio.ensure_future(cluster(1, "POST", POLL, b"{}", JSON))
+    await pass_time(0.5)
+    cluster.machines[1].terminate(again=False)
+    await pass_time(0.5)
+    cluster.sim.network.land(ends)
+    assert payloads(await asking) == ["a"]
+
+
+@on_cluster()
 async def test_a_leader_that_stops_sends_polls_on(cluster: HttpCluster) -> None:
     waiting = polling(cluster, 1)
     await waits(cluster, 0)
