@@ -88,7 +88,7 @@ def encode_publish_response(span: RollbackRange) -> bytes:
     last_ms, last_seq = unpack_log_key(span.last)
     return _dump(
         {
-            "transactionWritePointer": _union("long", span.pointer),
+            "transactionWritePointer": {"long": span.pointer},
             "rollbackRange": {
                 "startTimestamp": first_ms,
                 "startSequenceId": first_seq,
@@ -171,10 +171,6 @@ def _dump(value: object) -> bytes:
 
 def _text(value: bytes | memoryview) -> str:
     return str(value, "latin-1")
-
-
-def _union(branch: str, value: object) -> object:
-    return None if value is None else {branch: value}
 
 
 def _check_record(record: object, names: Sequence[str]) -> dict[str, Any]:
