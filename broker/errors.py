@@ -289,10 +289,6 @@ def importing(extra: str) -> Generator[None]:
         ) from error
 
 
-def _tree(error: type[BrokerError]) -> list[type[BrokerError]]:
-    return [error, *(leaf for child in error.__subclasses__() for leaf in _tree(child))]
-
-
-def registry() -> list[type[BrokerError]]:
-    """Return every error class, the root first."""
-    return _tree(BrokerError)
+def registry(root: type[BrokerError] = BrokerError) -> list[type[BrokerError]]:
+    """Return every error class from ``root`` on, which is the first."""
+    return [root, *(each for child in root.__subclasses__() for each in registry(child))]

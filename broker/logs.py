@@ -70,6 +70,9 @@ class LogSink:
         except queue.Full:
             self._drop(1)
 
+    # structlog calls the method of a line's level.
+    debug = info = warning = error = critical = write
+
     def close(self, deadline_s: float) -> bool:
         """Write the waiting lines, for at most ``deadline_s``. Return whether all were written or dropped."""
         self._closing = True
@@ -134,19 +137,6 @@ def _duplicate(descriptor: int) -> int:
         return os.dup(descriptor)
     except OSError:  # It is closed already, so every line will be dropped and counted.
         return -1
-
-
-class _SinkLogger:
-    """The logger that structlog calls with each finished line."""
-
-    def __init__(self, sink: LogSink) -> None:
-        self._sink = sink
-
-    def msg(self, message: str) -> None:
-        """Queue the line."""
-        self._sink.write(message)
-
-    debug = info = warning = error = critical = msg
 
 
 class _Forward(logging.Handler):
@@ -248,7 +238,7 @@ def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[LogSink]:
     structlog.configure(
         processors=_processors(as_json=as_json, colors=terminal and not os.environ.get("NO_COLOR")),
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *_: _SinkLogger(sink),
+        logger_factory=lambda *_: sink,
         cache_logger_on_first_use=False,
     )
     try:

@@ -25,6 +25,7 @@ from broker.storage.call_health import CallOutcome
 from broker.storage.leveldb import files
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table
+from broker.storage.leveldb.write_thread import Observe
 from broker.storage.log import Logs
 from broker.storage.records import Records
 
@@ -91,7 +92,8 @@ class OwnServers:
     async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open the LevelDB, and watch its directory. Raises as ``open_store``."""
         del on_call_end  # There is no server to call.
-        table = await open_store(self._config, self._metrics.synced.observe)
+        synced = self._metrics.synced
+        table = await open_store(self._config, lambda seconds, _: synced.observe(seconds))
         store = Logs(table, self._clock)
         lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         closing = threading.Event()
@@ -133,10 +135,8 @@ def _lose(lost: asyncio.Future[str], reason: str) -> None:
     )
 
 
-async def open_store(
-    config: Config, observe: Callable[[float], None] | None = None
-) -> LevelDBTable:
-    """Open the configured store. ``observe`` gets the seconds of each synced write.
+async def open_store(config: Config, observe: Observe | None = None) -> LevelDBTable:
+    """Open the configured store. ``observe`` is called after each synced write, in the writer's thread.
 
     After a crash LevelDB first reads its log back, at most about twice the write buffer. A busy or failing disk can
     make this slow. So while the store is being opened, a log line says so every few seconds.
@@ -151,14 +151,10 @@ async def open_store(
         probe_interval_s=storage.probe_interval_s,
     )
 
-    def synced(seconds: float, _: int) -> None:
-        if observe is not None:
-            observe(seconds)
-
     began = asyncio.get_running_loop().time()
     facts = {"data_dir": str(directory), "log_bytes": files.recovery_bytes(directory)}
     log.info("opening store", **facts)
-    opening = asyncio.ensure_future(open_table(directory, options, observe=synced))
+    opening = asyncio.ensure_future(open_table(directory, options, observe=observe))
     while not (await asyncio.wait((opening,), timeout=OPENING_LOG_EVERY_S))[0]:
         seconds = round(asyncio.get_running_loop().time() - began)
         log.warning("store is still being opened", **facts, seconds=seconds)
