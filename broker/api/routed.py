@@ -18,7 +18,7 @@ A node uses it like this::
     leads = lambda topic: epoch_of(topics, topic) is not None
     routing = Routing(tenure, forwarder, clock, metrics, me=me, leads=leads)   # see routing.routing
     routed = Routed(routing, receiving, topics, deadline_s=config.server.request_deadline_s)
-    router = Router(make_routes(topics, config, health, cluster, routed=routed))
+    router = Router(make_routes(topics, config, view, routed, transactions, not_ready=…))
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ from typing import Final
 
 import orjson
 
-from broker import logs
+from broker import __version__, logs
 from broker.api.cluster import ClusterHandlers, ClusterView
 from broker.api.messages.arrow import BulkReading
 from broker.api.messages.browse import Browsing
 from broker.api.messages.events import Events
 from broker.api.messages.polls import Polling
 from broker.api.messages.publish import Publishing
+from broker.api.openapi import document
 from broker.api.routed import OwnService, Routed
 from broker.api.router import Handler, NodeParts, Route
 from broker.api.topics_admin import CursorHandlers, TopicsAdmin, pinned
@@ -48,11 +49,11 @@ log = logs.get_logger()
 def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     topics: Topics,
     config: Config,
-    health: Health,
     cluster: ClusterView,
     routed: Routed,
+    transactions: Transactions,
     *,
-    transactions: Transactions | None = None,
+    not_ready: Callable[[], str | None],
     service: AskedService | None = None,
 ) -> list[Route]:
     """Return all routes, bound to their handlers.
@@ -60,13 +61,12 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     Args:
         topics: the service of topics.
         config: the node's configuration.
-        health: the handlers about the node itself.
         cluster: the node's view of its cluster.
         routed: binds the handlers to leaders.
-        transactions: the transaction service of this node; None: one with the default bounds.
+        transactions: the transaction service of this node.
+        not_ready: returns why the node takes no requests now; None if it takes them.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
     """
-    transactions = transactions or Transactions(topics.leaders)
     own = OwnService(transactions, routed)
     is_own = config.server.role == Role.ALL and config.transactions.transactions_url is None
     check_pointer = transactions.check_in_progress if is_own else any_pointer
@@ -74,7 +74,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     polls = Polling(parts)
     handlers = handlers_of(
         *(kind(parts) for kind in _OF_TOPICS),
-        *(routed, polls, Events(parts, polls), health),
+        *(routed, polls, Events(parts, polls), Health(parts, not_ready)),
         ClusterHandlers(cluster, topics.registry),
     )
     handlers |= service_handlers(transactions)
@@ -207,24 +207,16 @@ _STATUS_OK = Reply(200, b'{"status":"OK"}', JSON)
 class Health:
     """The handlers that tell about the node itself."""
 
-    def __init__(
-        self,
-        *,
-        version: str,
-        not_ready: Callable[[], str | None],
-        metrics: Callable[[], bytes],
-        openapi: Callable[[], bytes],
-    ) -> None:
+    def __init__(self, parts: NodeParts, not_ready: Callable[[], str | None]) -> None:
         """Keep the sources of the answers. ``not_ready`` returns the reason, or None if the node is ready."""
-        self._version = version
+        self._parts = parts
         self._not_ready = not_ready
-        self._metrics = metrics
-        self._openapi = openapi
 
     async def product(self, _: Request) -> Answer:
         """Answer which product this is, and where its interface is described."""
-        version = self._version
-        return json_reply(Product(product="tms-broker", version=version, interface="/openapi.json"))
+        return json_reply(
+            Product(product="tms-broker", version=__version__, interface="/openapi.json")
+        )
 
     async def ping(self, _: Request) -> Answer:
         """Answer as the original does."""
@@ -236,7 +228,7 @@ class Health:
 
     async def healthz(self, _: Request) -> Answer:
         """Answer that the process lives."""
-        return json_reply(replies.Health(status="ok", version=self._version))
+        return json_reply(replies.Health(status="ok", version=__version__))
 
     async def readyz(self, _: Request) -> Answer:
         """Answer that this node takes requests. Raises Unavailable if it does not."""
@@ -247,8 +239,8 @@ class Health:
 
     async def metrics(self, _: Request) -> Answer:
         """Answer all metrics in Prometheus' text format."""
-        return Reply(200, self._metrics(), CONTENT_TYPE)
+        return Reply(200, self._parts.topics.around.metrics.render(), CONTENT_TYPE)
 
     async def openapi(self, _: Request) -> Answer:
         """Answer the OpenAPI document."""
-        return Reply(200, self._openapi(), JSON)
+        return Reply(200, document(self._parts.config.limits), JSON)

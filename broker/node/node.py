@@ -20,15 +20,13 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
-from broker import __version__, logs
+from broker import logs
 from broker.api.dispatch import Dispatch
-from broker.api.openapi import document
 from broker.api.routed import OwnService
 from broker.api.router import Router
-from broker.api.routes import Health, make_routes
+from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.http.answer import is_loopback
@@ -134,12 +132,6 @@ class Node:
             metrics=self.metrics,
         )
         self._topics = topics = Topics(around, ground.records)
-        health = Health(
-            version=__version__,
-            not_ready=self._not_ready,
-            metrics=self.metrics.render,
-            openapi=partial(document, config.limits),
-        )
         view = ground.serve(topics)
         routed = ground.routed(topics, config.server.request_deadline_s)
         transactions = Transactions(topics.leaders, settings_of(config))
@@ -148,7 +140,7 @@ class Node:
         own = OwnService(transactions, routed)
         self._service = service = asked_service(config, self.clock, own)
         routes = make_routes(
-            topics, config, health, view, routed, transactions=transactions, service=service
+            topics, config, view, routed, transactions, not_ready=self._not_ready, service=service
         )
         server = Server(Dispatch(Router(routes), self.metrics, config), config, self.clock)
         if config.transactions.thrift_port is not None:

@@ -11,7 +11,6 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Self
 
 from aiohttp import ClientSession, TCPConnector
@@ -20,10 +19,9 @@ from yarl import URL
 
 from broker.api.cluster import ClusterView
 from broker.api.dispatch import Authorize, Dispatch, allow_all
-from broker.api.openapi import document
 from broker.api.routed import Routed, epoch_of
 from broker.api.router import Router
-from broker.api.routes import Health, make_routes
+from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.coordination.ports import NodeInfo
@@ -119,17 +117,16 @@ class Broker:
         )
         self.topics = Topics(around, records)
         self.not_ready: str | None = None
-        health = Health(
-            version="test",
-            not_ready=lambda: self.not_ready,
-            metrics=self.metrics.render,
-            openapi=partial(document, self.config.limits),
-        )
         self.transactions = Transactions(self.topics.leaders, settings_of(self.config))
         view = cluster or FewNodes(records, self.clock, nodes=1).view()
         routed = alone(self.topics, self.config.server.request_deadline_s)
         routes = make_routes(
-            self.topics, self.config, health, view, routed, transactions=self.transactions
+            self.topics,
+            self.config,
+            view,
+            routed,
+            self.transactions,
+            not_ready=lambda: self.not_ready,
         )
         self.dispatch = Dispatch(Router(routes), self.metrics, self.config, authorize=authorize)
         self.server = Server(self.dispatch, self.config, self.clock)

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from multidict import CIMultiDict
 from structlog.testing import capture_logs
 
+from broker import __version__
 from broker.api.openapi import make_document
 from broker.api.router import Route, Router
 from broker.config.sections import Config, LimitsConfig
@@ -436,5 +437,5 @@ async def test_metrics_count_answers_by_route_and_code(broker: Broker) -> None:
 
 async def test_the_root_names_the_product_and_its_interface(broker: Broker) -> None:
     told = (await broker.call("GET", "/")).json
-    assert (told["product"], told["version"]) == ("tms-broker", "test")
+    assert (told["product"], told["version"]) == ("tms-broker", __version__)
     assert (await broker.call("GET", told["interface"])).json["openapi"] == "3.1.0"
