@@ -12,8 +12,6 @@ FILE_LINES_ASKED = 400
 # Files above FILE_LINES_ASKED lines, with the reason for their length.
 LONG = {
     "broker/client/aio.py": "the client's interface in one class, half of it docstrings",
-    "broker/api/openapi.py": "one entry for each operation of the interface",
-    "broker/client/sync.py": "the blocking form of each part of the client's interface",
     "broker/operations/replies.py": "one declaration for each reply of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",
     "broker/config/sections.py": "every key with its bounds, and the rules between keys",
