@@ -86,8 +86,9 @@ _BUDGETS_FOOT = """
 * `log_lines` counts lines per second; the node drops further lines.
 * Requests that wait for a thread, or for long work on the event loop, have turns by caller: a caller with a thousand
   requests delays those of another by one of its own each time.
-* One caller may have at most three quarters of `transactions.transactions_in_progress_max` in progress. The node that
-  leads the transaction service counts them, from its claim on, for the callers of its HTTP port.
+* One caller may have at most three quarters of `transactions.transactions_in_progress_max` in progress, and never more than
+  three times as many as are free: so it leaves some to others. The node that leads the transaction service counts
+  them, from its claim on, for the callers of its HTTP port. The same holds for the places of a topic's queue.
 * Publishes that wait for the disk have their own bounds: `limits.queued_bytes_max` and `limits.queued_requests_max`.
 """
 

@@ -23,11 +23,6 @@ REFUSED_AT_ONCE: Final = 256
 CALLERS_AT_ONCE: Final = 8
 
 
-def share_of(most: int) -> int:
-    """Return how much of a bound one caller may hold."""
-    return max(1, most * 3 // 4)
-
-
 class _Caller:
     __slots__ = ("bytes", "queued")
 
@@ -43,7 +38,7 @@ class QueueBudget:
         """Start with no request."""
         self.bytes_max = bytes_max
         self.bytes = 0
-        self._share = share_of(bytes_max)
+        self._share = bytes_max * 3 // 4
         self._callers: dict[str, _Caller] = {}
 
     def take(self, write: Write) -> None:

@@ -34,12 +34,12 @@ from broker.errors import (
 )
 from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.model import LogKey, timestamp_of
+from broker.shares import has_share
 from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import LogHold
 from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.log_keys import LeadExceeded
 from broker.topics.overdue import Overdue, unanswered
-from broker.topics.queue_budget import share_of
 from broker.topics.reserved import is_reserved
 from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
@@ -115,8 +115,8 @@ class LogWriter:
             raise Fenced(f"No node leads topic '{self.hold.log.topic}' just now.")
         if write.size > self._message_bytes_max or write.size > self._request_bytes_max:
             self._check_sizes(write)
-        most, caller = self._settings.queued_requests_max, write.caller
-        if len(self._queue) >= most or (caller and self._waiting[caller] >= share_of(most)):
+        caller, most = write.caller, self._settings.queued_requests_max
+        if not has_share(self._waiting[caller] if caller else 0, len(self._queue), most):
             raise Overloaded("The queue of this topic is full. Try again.", retry_after_s=1)
         self._budget.take(write)
         self._queue.append(write)

@@ -5,6 +5,7 @@ They are known to the node that began the transactions, as long as it leads the 
 
 from __future__ import annotations
 
+from broker.shares import has_share
 from broker.transactions import manager
 from broker.transactions.service_settings import TransactionSettings
 from broker.transactions.service_state import ServiceState
@@ -33,7 +34,8 @@ class Callers:
 
     def count(self, state: ServiceState, caller: str) -> int:
         """Return how many transactions and checkpoints of a caller are in progress; 0 while no caller can have many."""
-        if not caller or len(state.pointers) < manager.share_of(self._settings):
+        taken = len(state.pointers)
+        if not caller or has_share(taken, taken, manager.places(self._settings, long=True)):
             return 0
         found = state.in_progress.values()
         return sum(len(each.pointers) for each in found if self.of(each.id) == caller)

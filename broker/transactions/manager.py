@@ -28,6 +28,7 @@ from broker.errors import (
     TransactionNotInProgress,
 )
 from broker.model import POINTER_MAX, POINTERS_PER_MS, Snapshot
+from broker.shares import has_share
 from broker.transactions.edits import (
     Aborted,
     Checkpointed,
@@ -143,30 +144,28 @@ def _check_owner(name: str, owner: NameOwner | None, epoch: int | None) -> None:
     )
 
 
-def share_of(settings: TransactionSettings) -> int:
-    """Return how many transactions and checkpoints one caller may have in progress."""
-    return max(1, settings.in_progress_max * 3 // 4)
+def places(settings: TransactionSettings, *, long: bool) -> int:
+    """Return how many transactions and checkpoints may be in progress: a quarter is kept for short transactions."""
+    return settings.in_progress_max - (settings.in_progress_max // 4 if long else 0)
 
 
 def _check_room(
     state: ServiceState, settings: TransactionSettings, of_caller: int, *, long: bool
 ) -> None:
-    """Raise Overloaded if there is no room.
-
-    A quarter is kept for short transactions, which soon make room again, and a quarter for other callers.
-    """
-    if of_caller >= share_of(settings):
-        raise Overloaded(
-            f"{of_caller} transactions and checkpoints of this caller are in progress. One address may have at most 3/4 of "
-            "transactions.transactions_in_progress_max. End some of them, and try again.",
-            retry_after_s=1,
-        )
-    reserve = settings.in_progress_max // 4 if long else 0
-    if len(state.pointers) >= settings.in_progress_max - reserve:
+    """Raise Overloaded if there is no room, or only room that is kept for other callers."""
+    taken, most = len(state.pointers), places(settings, long=long)
+    if taken >= most:
         kind = "long" if long else "short"
         raise Overloaded(
-            f"{len(state.pointers)} transactions and checkpoints are in progress. This service takes no more {kind} "
+            f"{taken} transactions and checkpoints are in progress. This service takes no more {kind} "
             "ones (transactions.transactions_in_progress_max). Try again.",
+            retry_after_s=1,
+        )
+    if not has_share(of_caller, taken, most):
+        raise Overloaded(
+            f"{of_caller} transactions and checkpoints of this caller are in progress, and {most - taken} places are free "
+            "(transactions.transactions_in_progress_max). One address may have three times as many as are free. End "
+            "some of them, and try again.",
             retry_after_s=1,
         )
 

@@ -6,7 +6,16 @@ import pytest
 
 from broker.config.sections import Config
 from broker.errors import BodyTooLarge, Overloaded
-from broker.http.budget import DEFAULTS, Account, Bounds, BudgetKind, Budgets, Cut, Usage, caller_at
+from broker.http.budget import (
+    DEFAULTS,
+    Account,
+    Bounds,
+    BudgetKind,
+    Budgets,
+    Cut,
+    Usage,
+    caller_at,
+)
 from broker.topics.streams import COPIES
 
 BODY = BudgetKind.BODY_BYTES

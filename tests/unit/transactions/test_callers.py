@@ -69,3 +69,25 @@ async def test_checkpoints_of_one_transaction_count(api: dict[str, Handler]) -> 
     with pytest.raises(Overloaded, match="of this caller"):
         await api["checkpoint_transaction"](asked("10.0.0.1", begun))
     assert await start(api, "10.0.0.2")
+
+
+async def test_two_callers_that_take_all_they_may_leave_places_to_a_third(bench: Bench) -> None:
+    """They had three quarters and one quarter: a third caller was refused."""
+    settings = TransactionSettings(in_progress_max=60)
+    api = service_handlers(Transactions(bench.topics.leaders, settings))
+    for caller, places in (("10.0.0.1", 45), ("10.0.0.2", 12)):
+        for _ in range(places):
+            await start(api, caller)
+        with pytest.raises(Overloaded, match="of this caller"):
+            await start(api, caller)
+    await start(api, "10.0.0.3")
+
+
+async def test_a_caller_of_long_transactions_leaves_long_ones_to_others(bench: Bench) -> None:
+    settings = TransactionSettings(in_progress_max=60)
+    api = service_handlers(Transactions(bench.topics.leaders, settings))
+    for _ in range(34):
+        await start(api, "10.0.0.1", type="long")
+    with pytest.raises(Overloaded, match="of this caller"):
+        await start(api, "10.0.0.1", type="long")
+    await start(api, "10.0.0.2", type="long")
