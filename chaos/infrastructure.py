@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.local import LocalCluster
+from chaos.changing_cluster import ChangingCluster
 from chaos.links import Link
 from chaos.proxies import Wiring
 from chaos.rowlog_processor import ProcessorMember
@@ -21,7 +21,7 @@ class ChaosBeneath:
     """The HBase and ZooKeeper of one cluster; implements ``workloads.workload.Beneath``."""
 
     def __init__(
-        self, cluster: LocalCluster, folder: Path, wiring: Wiring, where: Mapping[Link, str]
+        self, cluster: ChangingCluster, folder: Path, wiring: Wiring, where: Mapping[Link, str]
     ) -> None:
         """Begin for a cluster that runs in ``folder``; ``where`` has the addresses of the proxies."""
         self._cluster = cluster

@@ -28,12 +28,13 @@ from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
-from broker.local import LocalCluster, Member, ProcessKind, Sizes
+from broker.local import Member, ProcessKind, Sizes
 from broker.local.addresses import reserve
 from broker.local.plan import Settings
 from broker.local.servers.process import ServerFailed
 from broker.testing.hbase_server import HBaseServer
 from broker.testing.local_state import own_view, state_of
+from chaos.changing_cluster import ChangingCluster
 from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.infrastructure import ChaosBeneath
 from chaos.packets import Packets, PacketsMissing
@@ -91,7 +92,7 @@ class ChaosCluster(Target):
         self._seed = seed
         self._report = report
         self._held = ExitStack()
-        self.cluster: LocalCluster | None = None
+        self.cluster: ChangingCluster | None = None
         self._paused: set[str] = set()
         self._busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -132,7 +133,7 @@ class ChaosCluster(Target):
         self._find_clocks()
         self._find_packets()
         self.cluster = self._held.enter_context(
-            LocalCluster(
+            ChangingCluster(
                 self.sizes,
                 gateway=gateway,
                 folder=self.folder,
@@ -225,7 +226,7 @@ class ChaosCluster(Target):
     # Queries.
 
     @property
-    def _cluster(self) -> LocalCluster:
+    def _cluster(self) -> ChangingCluster:
         assert self.cluster is not None, "not started"
         return self.cluster
 

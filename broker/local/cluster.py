@@ -36,7 +36,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -50,7 +50,6 @@ Report = Callable[[str], None]
 
 STORAGE_READY_S = 90.0
 NODES_READY_S = 60.0
-MOVE_S = 60.0
 INIT_S = 120.0
 TABLE_PREFIX = "hbase.hbase_table_prefix"
 REGIONS = "hbase.hbase_regions"
@@ -162,81 +161,6 @@ class LocalCluster:
         self._make_tables(layout, home, began)
         self._start_nodes(began)
 
-    def renew(
-        self,
-        settings: Settings,
-        *,
-        own_settings: Mapping[int, Settings] | None = None,
-        mutant: str = "",
-    ) -> None:
-        """Kill the nodes and start them again with other settings, which override those of this cluster.
-
-        With another table prefix and another root in ZooKeeper the nodes are a new cluster on the running
-        servers. This takes seconds instead of half a minute.
-
-        Args:
-            settings: Settings of every node, instead of those of the last renewal.
-            own_settings: Settings of single nodes, instead of those of the last renewal.
-            mutant: The guard that every node lacks; "" for none.
-
-        Raises:
-            ServerFailed: A node did not start; the message has the end of its log.
-        """
-        began, home, before = time.monotonic(), self._home, self._plan
-        assert home is not None, "not started"
-        assert before is not None, "not started"
-        for node in self._of(ProcessKind.BROKER):
-            node.kill()
-        layout = replace(
-            before,
-            settings={**before.settings, **settings},
-            own_settings=_by_name(self.own_settings, own_settings or {}),
-            mutant=mutant,
-        )
-        fresh = {
-            place.name: self._member(plan.broker_program(layout, place), home)
-            for place in layout.brokers
-        }
-        self.members = [fresh.get(member.name, member) for member in self.members]
-        self._make_tables(layout, home, began)
-        self._start_nodes(began)
-
-    def unload(self, region_server: Member) -> str:
-        """Move all regions of a running region server to the others; return the output of HBase's RegionMover.
-
-        Raises:
-            ServerFailed: Not all regions were moved; the message has the output.
-        """
-        assert self._plan is not None, "not started"
-        command = plan.unloading(self._plan, region_server.place)
-        try:
-            done = subprocess.run(
-                command, check=False, capture_output=True, text=True, timeout=MOVE_S
-            )
-        except subprocess.TimeoutExpired as late:
-            raise ServerFailed(f"moving the regions of {region_server.name}: {late}") from late
-        output = done.stdout + done.stderr
-        if done.returncode:
-            raise ServerFailed(
-                f"the regions of {region_server.name} were not moved: {output[-2000:]}"
-            )
-        return output
-
-    def join(self, member: Member) -> None:
-        """Start one more process and return when it answers. Raises ServerFailed.
-
-        If there is a process of the same name, it ends first.
-        """
-        self.leave(member.name)
-        self.members.append(member)
-        member.start()
-
-    def leave(self, name: str) -> None:
-        """Kill the process ``name``, if there is one, and forget it."""
-        for member in [each for each in self.members if each.name == name]:
-            member.kill()
-            self.members.remove(member)
-
     def close(self) -> None:
         """End all processes of the folder, and remove it if it is temporary. Idempotent."""
         self._end()
@@ -265,7 +189,7 @@ class LocalCluster:
         settings = {REGIONS: REGIONS_LOCAL, **self.settings}
         if self.gateway is not None:
             settings.setdefault(TABLE_PREFIX, f"broker_{secrets.token_hex(4)}_")
-        own = _by_name(self.own_settings)
+        own = by_name(self.own_settings)
         return local_layout(
             home, self.sizes, settings=settings, own_settings=own, gateway=self.gateway
         )
@@ -329,7 +253,7 @@ class LocalCluster:
             pids.end(ending, signal.SIGTERM, grace_s)
 
 
-def _by_name(*given: Mapping[int, Settings]) -> dict[str, Settings]:
+def by_name(*given: Mapping[int, Settings]) -> dict[str, Settings]:
     """Return settings of nodes by name instead of number; later ones override earlier ones, key by key."""
     merged: dict[str, Settings] = {}
     for number, own in (pair for settings in given for pair in settings.items()):

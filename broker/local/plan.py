@@ -32,7 +32,6 @@ from broker.local.servers.process import HOST
 
 MASTER_MAIN: Final = "org.apache.hadoop.hbase.master.HMaster"
 REGION_SERVER_MAIN: Final = "org.apache.hadoop.hbase.regionserver.HRegionServer"
-REGION_MOVER_MAIN: Final = "org.apache.hadoop.hbase.util.RegionMover"
 
 Settings = Mapping[str, Any]
 """Values of a node's configuration by ``section.key``."""
@@ -166,7 +165,7 @@ def zookeeper_program(layout: ClusterLayout, place: ListenAddress) -> Program:
         f"{conf}/zoo.cfg": zookeeper.properties(zoo_cfg(layout, place)),
         f"{data}/myid": str(1 + list(layout.zookeepers).index(place)),
     }
-    argv = _java(layout, conf, ProcessKind.ZOOKEEPER, zookeeper.MAIN, f"{conf}/zoo.cfg")
+    argv = java_command(layout, conf, ProcessKind.ZOOKEEPER, zookeeper.MAIN, f"{conf}/zoo.cfg")
     return Program(place.name, ProcessKind.ZOOKEEPER, place, argv, files)
 
 
@@ -216,16 +215,6 @@ def gateway_program(layout: ClusterLayout, place: ListenAddress) -> Program:
     listening = ("-p", str(place.port), "-b", layout.bind, "--infoport", "-1")
     return _hbase_program(
         layout, ProcessKind.GATEWAY, place, hbase.GATEWAY_MAIN, "start", *listening
-    )
-
-
-def unloading(layout: ClusterLayout, region_server: ListenAddress) -> tuple[str, ...]:
-    """Return the command that moves all regions of a region server to the others, by way of the master."""
-    local = "localhost" if region_server.host == HOST else region_server.host
-    words = ("-r", f"{local}:{region_server.port}", "-o", "unload", "-m", "4")
-    moved = ("-f", f"{layout.hbase_folder}/moved-{region_server.name}")
-    return _java(
-        layout, layout.hbase_folder, ProcessKind.GATEWAY, REGION_MOVER_MAIN, *words, *moved
     )
 
 
@@ -306,9 +295,10 @@ def _java_files(layout: ClusterLayout, conf: str, log4j: str) -> dict[str, str]:
     }
 
 
-def _java(
+def java_command(
     layout: ClusterLayout, conf: str, kind: ProcessKind, main: str, *words: str
 ) -> tuple[str, ...]:
+    """Return the command line of a Java program, with its options from files of the folder ``conf``."""
     files = (f"@{conf}/java.options", f"@{conf}/class-path")
     return (layout.java, *files, *layout.options[kind], main, *words)
 
@@ -321,7 +311,7 @@ def _hbase_program(
         **_java_files(layout, conf, hbase.LOG4J),
         f"{conf}/hbase-site.xml": hbase.site_xml(hbase_site(layout)),
     }
-    return Program(place.name, kind, place, _java(layout, conf, kind, main, *words), files)
+    return Program(place.name, kind, place, java_command(layout, conf, kind, main, *words), files)
 
 
 def _defined(prefix: str, place: ListenAddress) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import BadRequest, NotFound
@@ -29,6 +29,11 @@ class DeadLetter(NamedTuple):
     held: bool
     """True if it is held: not dead itself, but dead for an earlier subscription."""
 
+    @property
+    def place(self) -> str:
+        """Its row and the number of its message, for people."""
+        return f"{self.message.row.decode(errors='backslashreplace')}:{self.message.seq}"
+
 
 class DeadLetters:
     """The dead letters of one rowlog."""
@@ -47,6 +52,28 @@ class DeadLetters:
         self.meta = meta
         self._index = index
         self._entries = entries
+
+    async def chosen(
+        self, subscription: str, places: Sequence[str] | None
+    ) -> AsyncIterator[DeadLetter]:
+        """Yield the letters at the places, in this order; without places all, the oldest first.
+
+        Raises NotFound: one is missing; none was yielded.
+        """
+        known: dict[str, DeadLetter] = {}
+        last = None
+        while letters := await self.listed(subscription, LISTED_MAX, last):
+            last = letters[-1]
+            for letter in letters:
+                if places is None:
+                    yield letter
+                elif letter.place in places:
+                    known[letter.place] = letter
+        for place in places or ():
+            if place not in known:
+                raise NotFound(f"There is no dead letter {place}.")
+        for place in places or ():
+            yield known[place]
 
     async def listed(
         self, subscription: str, limit: int, after: DeadLetter | None

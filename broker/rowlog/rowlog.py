@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from broker import logs
 from broker.clock import Clock, SystemClock
 from broker.coordination.ports import Coordinator
-from broker.errors import BadRequest, OutcomeUnknown, Unavailable
+from broker.errors import BadRequest, NotFound, OutcomeUnknown, Unavailable
 from broker.rowlog.attempt import Attempts, Tools
 from broker.rowlog.cell_keys import INDEX_FAMILY, TABLE_PREFIX, Columns, check_id
 from broker.rowlog.counters import Figures
@@ -421,6 +421,22 @@ class RowLog:
     async def drop(self, letter: DeadLetter) -> None:
         """Drop a dead message: it counts as done. Raises NotFound, BadRequest, as ``revive`` does."""
         await self._letters.drop(letter)
+
+    async def settled(
+        self,
+        subscription: str,
+        places: Sequence[str] | None,
+        settle: Callable[[DeadLetter], Awaitable[None]],
+    ) -> AsyncIterator[DeadLetter]:
+        """Revive or drop dead letters by ``settle``, and yield each: those at the places (``row:seq``), or all.
+
+        Of all, those that are held, or that another process has finished meanwhile, are passed over.
+        Raises NotFound: one at the places is missing, and none is settled.
+        """
+        async for letter in self._letters.chosen(subscription, places):
+            with suppress(*(() if places is not None else (BadRequest, NotFound))):
+                await settle(letter)
+                yield letter
 
     # Repair and figures.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +11,6 @@ from broker.cli.command.broker_calls import write_answer
 from broker.cli.command.options import flag
 from broker.cli.command.output import table, write_json, write_line
 from broker.cli.rowlog.connections import At, id_argument, on_rowlog, reaching, rowlog
-from broker.errors import BadRequest, NotFound
 from broker.moments import time_text
 from broker.transfer.jsonlines import bytes_json
 
@@ -42,10 +40,8 @@ async def dead(
     broker rowlog dead mq indexer --drop user/7:3
     """
     if drop or drop_all:
-        async for letter in _chosen(log, subscription, drop, everything=drop_all):
-            with _passing_over(drop_all):
-                await log.drop(letter)
-                _report("dropped", letter, as_json)
+        async for letter in log.settled(subscription, None if drop_all else drop, log.drop):
+            _report("dropped", letter, as_json)
         return
     letters = await log.dead(subscription)
     write_answer(list(map(_letter_json, letters)), lambda _: _LETTERS(letters), as_json=as_json)
@@ -66,55 +62,16 @@ def _letter_json(letter: DeadLetter) -> dict[str, object]:
     }
 
 
-def _place(letter: DeadLetter) -> str:
-    return f"{letter.message.row.decode(errors='backslashreplace')}:{letter.message.seq}"
-
-
 _LETTERS = table(
     *("ROW:SEQ", "TIME", "TRIES", "REASON"),
     fields={
-        "ROW:SEQ": _place,
+        "ROW:SEQ": "place",
         "TIME": lambda each: time_text(each.message.timestamp),
         "REASON": lambda each: (
             "held: dead in an earlier subscription" if each.held else each.reason
         ),
     },
 )
-
-
-async def _all(log: RowLog, subscription: str) -> AsyncIterator[DeadLetter]:
-    """Yield all dead letters, the oldest first."""
-    letters = await log.dead(subscription)
-    while letters:
-        for letter in letters:
-            yield letter
-        letters = await log.dead(subscription, after=letters[-1])
-
-
-async def _chosen(
-    log: RowLog, subscription: str, places: Sequence[str], *, everything: bool
-) -> AsyncIterator[DeadLetter]:
-    """Yield all dead letters, or those at the places. Raises NotFound: one is missing; none was yielded."""
-    if everything:
-        async for letter in _all(log, subscription):
-            yield letter
-        return
-    wanted = set(places)
-    known = {
-        place: letter
-        async for letter in _all(log, subscription)
-        if (place := _place(letter)) in wanted
-    }
-    for place in places:
-        if place not in known:
-            raise NotFound(f"There is no dead letter {place}.")
-    for place in places:
-        yield known[place]
-
-
-def _passing_over(everything: bool) -> AbstractContextManager[None]:
-    """If all letters are chosen, pass over those that are held, or that another process has finished meanwhile."""
-    return suppress(BadRequest, NotFound) if everything else nullcontext()
 
 
 @rowlog.command()
@@ -141,16 +98,15 @@ def retry(
         raise click.UsageError("name dead letters, or give --all")
 
     async def work(log: RowLog) -> None:
-        async for letter in _chosen(log, subscription, places, everything=everything):
-            with _passing_over(everything):
-                await log.revive(letter)
-                _report("revived", letter, as_json)
+        chosen = None if everything else places
+        async for letter in log.settled(subscription, chosen, log.revive):
+            _report("revived", letter, as_json)
 
     at.run(name, work)
 
 
 def _report(done: str, letter: DeadLetter, as_json: bool) -> None:
     if as_json:
-        write_json({done: _place(letter)})
+        write_json({done: letter.place})
     else:
-        write_line(f"{done} {_place(letter)}")
+        write_line(f"{done} {letter.place}")
