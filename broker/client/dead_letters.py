@@ -67,7 +67,7 @@ def letter_of(
         missing = left_out if with_payload else (*left_out, "payload")
         told = {LEFT_OUT: ", ".join(missing).encode()} if missing else {}
         every = {**headers, **ours, **told}
-        if _fits(key, every):
+        if fits(key, every):
             return NewMessage(payload, key, every)
     raise AssertionError("the headers of a letter itself always fit")
 
@@ -103,7 +103,8 @@ def is_for_another(message: Message, topic: TopicId, subscriber: str) -> bool:
     return told[0] == of and told[2] != subscriber.encode()
 
 
-def _fits(key: bytes | None, headers: Mapping[str, bytes]) -> bool:
+def fits(key: bytes | None, headers: Mapping[str, bytes]) -> bool:
+    """Return whether a message may have this key and these headers."""
     try:
         attributes.encode(key, headers)
     except BadRequest:

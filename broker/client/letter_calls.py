@@ -13,7 +13,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.client.dead_letters import LEFT_OUT, PREFIX, RETRY_FOR, default_topic, retry_for
+from broker.client.dead_letters import (
+    LEFT_OUT,
+    PREFIX,
+    RETRY_FOR,
+    default_topic,
+    fits,
+    retry_for,
+)
 from broker.client.positions import id_of
 from broker.client.values import IdPlace, NewMessage, TopicName
 from broker.errors import BadRequest, NotFound, TopicNotFound
@@ -106,17 +113,21 @@ class DeadLetterCalls:
         Raises:
             NotFound: there is no such open letter, also if it was retried or dropped since ``list``; or it leaves parts
                 out, and the message that has them is gone.
+            BadRequest: the message's key and headers leave no room for the header of a retry.
         """
         found = await self._found(topic, letter, letters)
         whole = await self._whole(found)
         headers = {
             name: value for name, value in whole.headers.items() if not name.startswith(PREFIX)
         }
-        again = NewMessage(
-            whole.payload,
-            whole.key,
-            {**headers, RETRY_FOR: retry_for(found.topic, found.subscriber)},
-        )
+        headers[RETRY_FOR] = retry_for(found.topic, found.subscriber)
+        if not fits(whole.key, headers):
+            raise BadRequest(
+                f"Dead letter {found.id.hex()} can't be retried: beside the key and headers of its message there is no "
+                f"room for the header {RETRY_FOR}. Publish the message again without it, for all subscribers, or with "
+                "fewer headers; then drop the letter."
+            )
+        again = NewMessage(whole.payload, whole.key, headers)
         published = await self._client.publish(
             found.topic, again, idempotency_key=f"dead-letter-retry.{found.id.hex()}"
         )

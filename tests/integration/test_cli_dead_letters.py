@@ -172,3 +172,35 @@ def test_a_letter_that_is_too_large_leaves_its_payload_out() -> None:
         assert (letter.left_out, letter.message.payload) == ("payload", b"")
         client.dead_letters.retry(topic, letter)
         assert client.poll(topic)[-1].payload == payload
+
+
+def test_a_letter_that_can_not_be_retried_holds_up_no_other(run: Run, client: SyncClient) -> None:
+    topic = "letters/full"
+    client.create_topic(topic)
+    full = NewMessage(b"bad 0", headers={f"h{n}": b"" for n in range(100)})
+    client.publish(topic, [full, b"bad 1", full, b"bad 2", b"end"])
+    handle(client, topic, "mailer", b"end")
+    first, second, third, fourth = (each.id.hex() for each in client.dead_letters.list(topic))
+    code, told, problem = run("dead-letters", "retry", topic, "--all")
+    assert (code, told.split()) == (1, [second, "retried", fourth, "retried"])
+    for letter in (first, third):
+        assert f"Dead letter {letter} can't be retried: " in problem
+    assert [each.id.hex() for each in client.dead_letters.list(topic)] == [first, third]
+    named = ("00" * 20, third, "--yes", "--json")
+    code, told, problem = run("dead-letters", "drop", topic, *named)
+    assert (code, json.loads(told)) == (1, {"dropped": [third]})
+    assert "There is no open dead letter 00" in json.loads(problem)["message"]
+
+
+def test_all_letters_are_retried_behind_many_that_can_not_be(
+    run: Run, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.cli.messages.dead_letters.LISTED_MAX", 2)
+    topic = "letters/many"
+    client.create_topic(topic)
+    full = NewMessage(b"bad 0", headers={f"h{n}": b"" for n in range(100)})
+    client.publish(topic, [*[full] * 5, b"bad 1", b"end"])
+    handle(client, topic, "mailer", b"end")
+    last = client.dead_letters.list(topic)[-1].id.hex()
+    code, told, _ = run("dead-letters", "retry", topic, "--all")
+    assert (code, told) == (1, f"{last} retried\n")

@@ -20,6 +20,9 @@ from broker.cli.command.options import TOPIC, flag, id_type, topic_argument
 from broker.cli.command.output import table, write_line, write_properties
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
+from broker.client.letter_calls import LISTED_MAX
+from broker.errors import BadRequest, BrokerError, NotFound
+from broker.escapes import escaped
 from broker.model import MessageId, TopicId
 from broker.transfer.jsonlines import message_json
 
@@ -169,13 +172,19 @@ def _checked(of: _Named) -> _Named:
     return of
 
 
-def _chosen(client: SyncClient, of: _Named) -> Iterator[OpenLetter]:
+def _chosen(
+    client: SyncClient, of: _Named, refused: list[BrokerError]
+) -> Iterator[OpenLetter | MessageId]:
     """Yield the letters that a command names. ``--all`` is those that are open when the command begins."""
+    yield from of.ids
     calls, end = client.dead_letters, None
-    for each in of.ids:
-        yield calls.get(of.topic, each, letters=of.letters)
     seen: set[MessageId] = set()
-    while of.every and (page := calls.list(of.topic, letters=of.letters, subscriber=of.subscriber)):
+    while of.every:
+        # Letters that were refused stay at the head of the list.
+        most = LISTED_MAX + len(refused)
+        page = calls.list(of.topic, letters=of.letters, subscriber=of.subscriber, limit=most)
+        if not page:
+            return
         # A message may fail again during the command.
         end = end or client.range(of.letters or default_topic(of.topic)).latest
         new = [each for each in page if each.id not in seen and each.id <= end]
@@ -186,12 +195,24 @@ def _chosen(client: SyncClient, of: _Named) -> Iterator[OpenLetter]:
 
 
 def _settle(call: BrokerCall, of: _Named, way: Literal["retry", "drop"], done: str) -> None:
+    """Settle each letter. One that is refused for good holds up no other; the command fails at its end."""
     settled: list[str] = []
+    refused: list[BrokerError] = []
     with call.client() as client:
         settle = getattr(client.dead_letters, way)
-        for letter in _chosen(client, of):
-            settle(of.topic, letter, letters=of.letters)
-            settled.append(letter.id.hex())
+        for letter in _chosen(client, of, refused):
+            try:
+                settle(of.topic, letter, letters=of.letters)
+            except (BadRequest, NotFound) as error:
+                refused.append(error)
+                continue
+            settled.append((letter.id if isinstance(letter, OpenLetter) else letter).hex())
             if not call.as_json:
                 write_line(f"{settled[-1]} {done}")
-    call.write({done: settled})
+    if settled or not refused:
+        call.write({done: settled})
+    if refused:
+        first, *further = refused
+        for each in further:
+            first.add_note(escaped(each.message))
+        raise first
