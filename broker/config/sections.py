@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from broker.config.text_forms import HOST_NAME, HOST_PORT, ORIGIN, TOPIC, URL, Form
+from broker.config.text_forms import HOST_NAME, HOST_PORT, LISTENED, ORIGIN, TOPIC, URL, Form
 
 T = TypeVar("T")
 
@@ -105,6 +105,7 @@ class ServerConfig:
     host: str = key(
         "127.0.0.1",
         "Address to listen on. The broker checks no users: each client that reaches it may do everything.",
+        form=LISTENED,
     )
     port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0, most=PORT_MAX)
     host_names: tuple[str, ...] = key(

@@ -54,6 +54,10 @@ def _is_address(text: str) -> bool:
         return False
 
 
+LISTENED: Final = Form(
+    str.strip,  # An empty address would be every address: an unset variable must open nothing.
+    "an address to listen on; 0.0.0.0 is every IPv4 address, :: every address",
+)
 HOST_NAME: Final = Form(
     re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]").fullmatch,
     "a name such as broker.example, without a port",

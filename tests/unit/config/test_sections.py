@@ -76,6 +76,7 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
     ("changes", "named"),
     [
         ({"server": ServerConfig(port=65_536)}, "server.port"),
+        ({"server": ServerConfig(host="")}, "server.host: '' is not an address to listen on"),
         ({"server": ServerConfig(host_names=("a:80",))}, "server.host_names: 'a:80'"),
         ({"server": ServerConfig(host_names=("http://a",))}, "server.host_names: 'http://a'"),
         (
