@@ -23,14 +23,19 @@ def read(file: Path) -> object:
         ValueError: it is too large, too deep, or not JSON in UTF-8.
         OSError: it can't be read.
     """
-    with file.open("rb") as opened:
-        text = opened.read(BYTES_MAX + 1)
-    if len(text) > BYTES_MAX:
-        raise ValueError(f"it has more than {BYTES_MAX:,} bytes")
     try:
-        return json.loads(text)
+        return json.loads(read_bytes(file))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return the bytes of a file, or of a pipe. Raises ValueError: there are too many; OSError."""
+    with file.open("rb") as opened:
+        found = opened.read(BYTES_MAX + 1)
+    if len(found) > BYTES_MAX:
+        raise ValueError(f"it has more than {BYTES_MAX:,} bytes")
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from typing import Any
 
 from broker.config.sections import Config, ConfigError, Key, iter_keys, value_of
 from broker.moments import span_ms
+from broker.small_files import read_bytes
 
 DEFAULT = "default"
 _PREFIX = "BROKER_"
@@ -173,7 +174,7 @@ def _parse_pairs(text: str) -> Mapping[str, str]:
 
 def _from_file(file: Path, keys: Mapping[str, Key]) -> Iterator[tuple[str, Any, str]]:
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        document = tomllib.loads(read_bytes(file).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text in UTF-8: see byte {error.start}") from error
     except OSError as error:

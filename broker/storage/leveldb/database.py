@@ -275,13 +275,17 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _translated_error(path: Path, error: Exception) -> BrokerError:
-    # plyvel gives LevelDB's text as bytes.
-    told = b" ".join(part for part in error.args if isinstance(part, bytes))
-    text = told.decode(errors="backslashreplace") or str(error)
+    text = text_of(error)
     if isinstance(error, plyvel.IOError) and "No such file" not in text:
         advice = f". {MORE_FILES}" if os.strerror(errno.EMFILE) in text else ""
         return Unavailable(f"LevelDB in {path}: {text}{advice}")
     return files.corrupt(path.parent, text)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error. plyvel gives LevelDB's as bytes."""
+    told = b" ".join(part for part in error.args if isinstance(part, bytes))
+    return told.decode(errors="backslashreplace") or str(error)
 
 
 def is_full(error: OSError | Unavailable) -> bool:

@@ -40,6 +40,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.long_work import ShortWork
+from broker.storage.leveldb.database import text_of
 from broker.storage.leveldb.layout import cells_prefix, has_cells
 from broker.storage.leveldb.pending_calls import Pending, WriteResult
 from broker.storage.leveldb.round import (
@@ -345,7 +346,7 @@ _ENDED = "an earlier write failed, and this change was queued before that; it is
 def _refusal(error: BaseException) -> BrokerError:
     if isinstance(error, StorageCorrupt):
         return error
-    return StorageFull(f"a write failed, and the store takes no changes since: {error}")
+    return StorageFull(f"a write failed, and the store takes no changes since: {text_of(error)}")
 
 
 def _is_writable(_: Round) -> bool:
@@ -362,5 +363,5 @@ def _unknown(answer: WriteResult, error: BaseException) -> WriteResult:
     """Return the result of a change after its round failed: a refusal stays, all others are unknown."""
     if answer.error is not None or answer.result is False:
         return answer
-    message = f"a write failed: {error}"
+    message = f"a write failed: {text_of(error)}"
     return answer._replace(error=StorageFull(message, outcome="unknown"))

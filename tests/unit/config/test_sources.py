@@ -72,6 +72,14 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load(file=tmp_path / "absent.toml")
 
 
+def test_a_device_that_never_ends_is_no_configuration() -> None:
+    """Its bytes were read until the memory was full."""
+    with pytest.raises(
+        ConfigError, match="/dev/zero is not TOML: it has more than 1,048,576 bytes"
+    ):
+        load(file=Path("/dev/zero"))
+
+
 def test_a_file_gives_every_kind_of_value(tmp_path: Path) -> None:
     config = load(
         file=toml(

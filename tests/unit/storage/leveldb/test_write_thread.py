@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
+import plyvel
 import pytest
 
 from broker.errors import BadRequest, OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
@@ -151,7 +152,7 @@ async def test_a_refusal_concerns_only_its_caller(database: FakeDatabase, writer
 async def test_after_a_write_error_all_changes_are_refused_until_the_database_is_reopened(
     database: FakeDatabase, writer: Writer
 ) -> None:
-    database.error = OSError(28, "No space left on device")
+    database.error = plyvel.IOError(b"IO error: 000003.log: No space left on device")
     refused = BadRequest("no")
     first = await hold_up(database, writer)
     waiting = [writer.submit(putting(b"a")), writer.submit(refusing(refused))]
@@ -160,6 +161,7 @@ async def test_after_a_write_error_all_changes_are_refused_until_the_database_is
     with pytest.raises(StorageFull) as unknown:
         await first
     assert unknown.value.outcome == "unknown"
+    assert unknown.value.message == "a write failed: IO error: 000003.log: No space left on device"
     for future in waiting:
         with pytest.raises(StorageFull) as failed:
             await future
