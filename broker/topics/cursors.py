@@ -40,7 +40,8 @@ from broker.storage.records import Record, RecordStore
 
 RECORD_PREFIX: Final = b"cursor/"
 TRIES_MAX: Final = 16
-"""A try fails only if another request changed the same cursor, or the index, meanwhile."""
+"""A try fails only if another request changed the same cursor, or the index, meanwhile. So there is one more for each
+cursor that the topic may have."""
 _GENERATION: Final = struct.Struct(">i")
 
 
@@ -120,7 +121,7 @@ class Cursors:
             TooManyCursors: the topic has as many as it may have.
             OutcomeUnknown: it may have been done; repeating it is safe.
         """
-        for _ in range(TRIES_MAX):
+        for _ in range(TRIES_MAX + self._cursors_max):
             index = await self._index(topic)
             if name not in index.incarnations:
                 if expected is not None:
@@ -185,7 +186,7 @@ class Cursors:
 
     async def delete(self, topic: Topic, name: str) -> bool:
         """Delete a cursor at any version; return whether there was one. Raises OutcomeUnknown: repeat it."""
-        for _ in range(TRIES_MAX):
+        for _ in range(TRIES_MAX + self._cursors_max):
             index = await self._index(topic)
             incarnation = index.incarnations.get(name)
             if incarnation is None:

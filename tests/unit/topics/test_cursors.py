@@ -188,3 +188,18 @@ async def test_a_record_that_is_no_cursor_is_corrupt(bench: Bench, value: bytes)
     await bench.records.put_if(key, found.version, value)
     with pytest.raises(StorageCorrupt):
         await cursors.get(topic, "c")
+
+
+async def test_a_cursor_is_created_while_many_others_are(bench: Bench) -> None:
+    """Each is a change of one record. Of a hundred beside each other 23 were answered that the outcome is unknown."""
+    topic, others = await bench.create(), of_another_node(bench)
+    numbers = iter(range(40))
+
+    async def overtaken(real: Hook, *arguments: Any, **named: Any) -> Any:
+        number = next(numbers, None)
+        if number is not None:
+            await others.put(topic, f"other{number}", None, None, "")
+        return await real(*arguments, **named)
+
+    bench.table.on("record", overtaken)
+    assert (await bench.topics.cursors.put(topic, "c", None, None, "")).name == "c"
