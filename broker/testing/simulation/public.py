@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -35,6 +36,7 @@ from broker.client.values import SettingOptions, TopicName
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import CLIENTS
+from broker.testing.simulation.node import Machine
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
 
@@ -63,7 +65,9 @@ def simulated(
     Raises:
         Hang: the test waits for an event that can never come, or takes more virtual time. The text has the place.
         OutsideWorld: the test starts a thread or connects a socket. Both would go on in real time.
+        TypeError: the test is not asynchronous, or ``simulated`` is without parentheses.
     """
+    _check_no_test(seed)
 
     def decorate(
         test: Callable[Parameters, Coroutine[Any, Any, Result]],
@@ -71,7 +75,9 @@ def simulated(
         @functools.wraps(test)
         def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             async def main(_: SimLoop, __: Trace) -> Result:
-                return await test(*args, **kwargs)
+                running = test(*args, **kwargs)
+                _check_awaitable(running, test)
+                return await running
 
             with _closed_world():
                 return in_world(seed, main, lasts_s_max=lasts_s_max)
@@ -79,6 +85,17 @@ def simulated(
         return run
 
     return decorate
+
+
+def _check_no_test(seed: object) -> None:
+    if callable(seed):
+        raise TypeError("Write the decorator with parentheses: @simulated()")
+
+
+def _check_awaitable(running: object, test: object) -> None:
+    if not inspect.isawaitable(running):
+        name = getattr(test, "__qualname__", repr(test))
+        raise TypeError(f"A simulated test is asynchronous: write async def {name}.")
 
 
 @contextlib.contextmanager
@@ -117,6 +134,8 @@ class Cluster:
         """Make a cluster of ``nodes`` nodes. There are no faults until you ask for them. ``seed`` sets the delays."""
         if not isinstance(asyncio.get_running_loop(), SimLoop):
             raise RuntimeError("A Cluster lives in virtual time: decorate with @simulated().")  # noqa: TRY004
+        if nodes < 1:
+            raise ValueError(f"A cluster has at least one node, not {nodes}.")
         self._cluster = SimCluster(nodes=nodes, seed=seed)
         self._clients: list[Client] = []
 
@@ -156,31 +175,39 @@ class Cluster:
 
     def kill(self, node: int) -> None:
         """End a node's process at once, in the middle of its work."""
-        self._cluster.machines[node].kill()
+        self._machine(node).kill()
 
     def start(self, node: int) -> None:
         """Start a node that was killed or stopped. ``settled`` waits until it serves."""
-        self._cluster.machines[node].start()
+        self._machine(node).start()
 
     def stop(self, node: int) -> None:
         """Tell a node to stop: it hands its topics over, and finishes the requests in flight."""
-        self._cluster.machines[node].terminate(again=False)
+        self._machine(node).terminate(again=False)
 
     def pause(self, node: int) -> None:
         """Pause a node: it answers nothing, and does not notice the pause."""
-        self._cluster.machines[node].pause()
+        self._machine(node).pause()
 
     def resume(self, node: int) -> None:
         """Resume a paused node."""
-        self._cluster.machines[node].resume()
+        self._machine(node).resume()
 
     def partition(self, *groups: Sequence[Member]) -> None:
         """Cut the network between all groups until ``heal``.
 
         A group has numbers of nodes, or the word ``"clients"``: all clients, also those of the application, and those
         that you make later. A node or client in no group still reaches all others.
+
+        Raises:
+            ValueError: there are fewer than two groups, a member is in two of them, or is no node.
         """
         names = [[self._name(member) for member in group] for group in groups]
+        if len(groups) < 2:  # One group would cut nothing.
+            raise ValueError("Name two groups or more: the network is cut between them.")
+        every = [name for group in names for name in set(group)]
+        if len(every) != len(set(every)):
+            raise ValueError("A node, or the clients, can be in one group only.")
         for number, group in enumerate(names):
             for other in names[number + 1 :]:
                 for one in group:
@@ -191,8 +218,16 @@ class Cluster:
     def _name(self, member: Member) -> str:
         if member == CLIENTS:
             return CLIENTS
-        assert isinstance(member, int), f"a node's number or {CLIENTS!r}, not {member!r}"
-        return self._cluster.machines[member].name
+        return self._machine(member).name
+
+    def _machine(self, node: Member) -> Machine:
+        """Return a node by its number. Raises ValueError: there is none."""
+        count = len(self._cluster.machines)
+        if node not in range(count):
+            raise ValueError(
+                f"There is no node {node!r}. The nodes are numbered from 0 to {count - 1}."
+            )
+        return self._cluster.machines[int(node)]
 
     def lose_coordinator(self) -> None:
         """Stop the simulated ZooKeeper until ``heal``: leaders go on, and takeovers wait."""
@@ -211,5 +246,7 @@ class Cluster:
                 await machine.served(SETTLED_S)
 
     async def pass_time(self, seconds: float) -> None:
-        """Let virtual time pass."""
+        """Let virtual time pass. Raises ValueError: ``seconds`` is negative, or no number."""
+        if not seconds >= 0:
+            raise ValueError(f"seconds is a number of at least 0, not {seconds!r}.")
         await asyncio.sleep(seconds)

@@ -93,3 +93,36 @@ async def test_clients_that_are_made_after_the_partition_are_cut_off_too() -> No
 async def test_a_cluster_needs_virtual_time() -> None:
     with pytest.raises(RuntimeError, match="simulated"):
         Cluster()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda cluster: cluster.kill(-1), "no node -1. The nodes are numbered from 0 to 1"),
+        (lambda cluster: cluster.stop(2), "no node 2"),
+        (lambda cluster: cluster.partition([0], ["client"]), "no node 'client'"),
+        (lambda cluster: cluster.partition([0]), "two groups"),
+        (lambda cluster: cluster.partition([0], [0, 1]), "one group only"),
+        (lambda _: Cluster(nodes=0), "at least one node"),
+    ],
+)
+@simulated()
+async def test_a_fault_that_would_have_no_effect_is_refused(wrong, told) -> None:
+    """A test with such a fault would pass, and prove nothing."""
+    async with Cluster(nodes=2) as cluster:
+        with pytest.raises(ValueError, match=told):
+            wrong(cluster)
+        for seconds in (-1, float("nan")):
+            with pytest.raises(ValueError, match="seconds is a number"):
+                await cluster.pass_time(seconds)
+
+
+def test_a_decorator_without_parentheses_or_on_a_plain_test_is_refused() -> None:
+    async def test() -> None:
+        """A test that does nothing."""
+
+    with pytest.raises(TypeError, match=r"with parentheses: @simulated\(\)"):
+        simulated(test)  # type: ignore[arg-type]
+    plain = simulated()(lambda: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="A simulated test is asynchronous: write async def"):
+        plain()
