@@ -77,7 +77,12 @@ class DeadLetterCalls:
         subscriber: str | None = None,
         limit: int = LISTED_MAX,
     ) -> list[OpenLetter]:
-        """Return the oldest open letters of a topic, at most ``limit``; with ``subscriber`` only the letters of that one."""
+        """Return the oldest open letters of a topic, at most ``limit``; with ``subscriber`` only the letters of that one.
+
+        Raises BadRequest, too, if ``limit`` is no whole number of at least 1.
+        """
+        if type(limit) is not int or limit < 1:
+            raise BadRequest(f"limit: must be a whole number of at least 1, not {limit!r}.")
         found: list[OpenLetter] = []
         async with aclosing(self._open(topic, letters)) as open_letters:
             async for letter in open_letters:

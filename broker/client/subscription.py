@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from broker.client import typed_options
-from broker.client.tries import KeptPlace, Taken
+from broker.client.tries import TAKEOVER_S_MAX, KeptPlace, Taken
 from broker.client.values import Start, TopicName
 from broker.model import Message
 from broker.places import Place
 
+WAIT_S_MAX: Final = 60
+"""The broker refuses to wait longer."""
 _MAY_BE_NONE: Final = ("tries_max", "batch_messages_max", "handler_timeout_s")
 
 
@@ -59,23 +61,24 @@ class SubscriberOptions:
     def __post_init__(self) -> None:
         """Raise TypeError for a value of another type, ValueError for a number that is out of range."""
         typed_options.check_types(self)
-        for name, least in (
-            ("page_messages_max", 1),
-            ("place_messages_max", 1),
-            ("tries_max", 1),
-            ("batch_messages_max", 1),
-            ("handler_timeout_s", 0.001),
-            ("place_interval_s", 0),
-            ("retry_delay_min_s", 0),
-            ("retry_delay_max_s", 0),
-            ("takeover_s", 0.01),
-            ("wait_s", 0),
+        for name, least, most in (
+            ("page_messages_max", 1, math.inf),
+            ("place_messages_max", 1, math.inf),
+            ("tries_max", 1, math.inf),
+            ("batch_messages_max", 1, math.inf),
+            ("handler_timeout_s", 0.001, math.inf),
+            ("place_interval_s", 0, math.inf),
+            ("retry_delay_min_s", 0, math.inf),
+            ("retry_delay_max_s", 0, math.inf),
+            ("takeover_s", 0.01, TAKEOVER_S_MAX),
+            ("wait_s", 0, WAIT_S_MAX),
         ):
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
                 continue
-            if not least <= value < math.inf:
-                raise ValueError(f"{name} is at least {least}, not {value!r}.")
+            if not least <= value <= most or value == math.inf:
+                bounds = f"at least {least}" if most == math.inf else f"{least} to {most:g}"
+                raise ValueError(f"{name} is {bounds}, not {value!r}.")
 
 
 @dataclass(slots=True)

@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple
 
 from broker.model import Message, MessageId
 
-UNWRITTEN_MAX: Final = 1_000_000
-
 
 class TryCount(NamedTuple):
     """The tries at a message, or at a batch that begins with it and has so many ``messages``."""
@@ -104,7 +102,7 @@ def read_data(text: str) -> HolderData:
     return HolderData(
         holder if isinstance(holder, str) else "",
         float(takeover_s),
-        messages if isinstance(messages, int) and 0 < messages < UNWRITTEN_MAX else 1,
+        messages if isinstance(messages, int) and messages > 0 else 1,
         tried,
     )
 

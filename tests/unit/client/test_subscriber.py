@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -213,7 +214,15 @@ async def test_a_poll_in_transactions_that_waits_has_a_fresh_snapshot_soon_after
 
 @pytest.mark.parametrize(
     "option",
-    [{"tries_max": 0}, {"batch_messages_max": 0}, {"takeover_s": 0}, {"page_messages_max": 0}],
+    [
+        {"tries_max": 0},
+        {"batch_messages_max": 0},
+        {"takeover_s": 0},
+        {"takeover_s": 2e9},
+        {"page_messages_max": 0},
+        {"wait_s": 61},
+        {"place_interval_s": math.inf},
+    ],
 )
 def test_impossible_options_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):

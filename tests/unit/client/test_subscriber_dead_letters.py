@@ -9,7 +9,7 @@ import pytest
 
 from broker.client import NewMessage, SubscriberOptions, TopicNotFound
 from broker.client.dead_letters import RETRY_FOR, retry_for
-from broker.errors import BodyTooLarge, NotFound
+from broker.errors import BadRequest, BodyTooLarge, NotFound
 from broker.model import Message
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
@@ -188,3 +188,9 @@ async def test_a_letter_that_was_settled_since_it_was_listed_is_not_open(
         with pytest.raises(NotFound, match="since"):
             await getattr(calls, then)(TOPIC, letter)
     assert await client.poll(TOPIC) == before
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "1"])
+async def test_a_list_of_letters_has_a_limit_of_at_least_one(world: World, limit: Any) -> None:
+    with pytest.raises(BadRequest, match="limit: must be a whole number of at least 1"):
+        await world.client().dead_letters.list(TOPIC, limit=limit)

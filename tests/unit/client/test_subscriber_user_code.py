@@ -491,15 +491,16 @@ async def test_the_count_of_tries_outlives_a_stop_and_a_crash(world: World) -> N
     assert letter.headers["dead-letter-tries"] == b"6"
 
 
-@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize(("batch", "unwritten"), [(None, 100), (4, 100), (None, 1_000_000)])
 async def test_a_message_that_kills_its_process_is_found_out(
-    world: World, batch: int | None
+    world: World, batch: int | None, unwritten: int
 ) -> None:
     """The killer comes after messages whose place is not written; none of them is blamed."""
     first, deaths = world.client(), 0
     await first.publish(TOPIC, [*numbers(10), b"killer", *numbers(5, 10)])
     handled = Handled()
     options: dict[str, Any] = {"tries_max": 3, "place_interval_s": 1e6, "batch_messages_max": batch}
+    options["place_messages_max"] = unwritten
     while True:
         client, dies = world.client(), asyncio.Event()
 
