@@ -193,7 +193,7 @@ async def test_a_record_that_is_no_cursor_is_corrupt(bench: Bench, value: bytes)
 async def test_a_cursor_is_created_while_many_others_are(bench: Bench) -> None:
     """Each is a change of one record. Of a hundred beside each other 23 were answered that the outcome is unknown."""
     topic, others = await bench.create(), of_another_node(bench)
-    numbers = iter(range(40))
+    numbers = iter(range(90))
 
     async def overtaken(real: Hook, *arguments: Any, **named: Any) -> Any:
         number = next(numbers, None)
