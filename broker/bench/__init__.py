@@ -1,1 +1,1 @@
-"""Measure a broker's throughput and latency as its clients see them: ``broker bench``."""
+"""A broker as its clients see it: throughput and latency (``broker bench``), and its figures (``broker top``)."""

@@ -11,12 +11,13 @@ from typing import Any, BinaryIO, Final
 
 from typing_extensions import override
 
+from broker.client import Browsed
 from broker.errors import BadRequest, TaskFailed
 from broker.model import Message
 from broker.moments import time_text
 from broker.small_files import bounded_lines
 from broker.transfer.message_records import GrowingFile, message_from
-from broker.wire.jsontext import encode_json
+from broker.wire.jsontext import encode_json, shown_long
 
 
 def message_json(message: Message) -> dict[str, Any]:
@@ -28,6 +29,18 @@ def message_json(message: Message) -> dict[str, Any]:
         **payload_json(message.payload),
         **attributes_json(message.key, message.headers),
     }
+
+
+def browsed_json(row: Browsed) -> dict[str, Any]:
+    """Return a browsed message as JSON."""
+    payload = {"payload": None} if row.payload is None else payload_json(row.payload)
+    attributes = attributes_json(row.key, row.headers)
+    identity = {"id": row.id.hex(), "time": time_text(row.timestamp_ms)}
+    pointer = {"write_pointer": shown_long(row.write_pointer)}
+    known = {**row._asdict(), **identity, **pointer, **payload, **attributes}
+    if row.consumable is None:
+        del known["consumable"]
+    return known
 
 
 def payload_json(payload: bytes) -> dict[str, str]:

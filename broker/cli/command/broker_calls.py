@@ -19,14 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
 from broker.cli.command import completion, contexts
 from broker.cli.command.contexts import BrokerTarget, given
-from broker.cli.command.options import SpanType, flag, option
+from broker.cli.command.options import Command, SpanType, flag, option
 from broker.cli.command.output import write_json, write_line
 from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
@@ -34,7 +34,6 @@ from broker.config.sources import check_environment
 from broker.escapes import escaped
 from broker.model import TopicId
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Json = Mapping[str, Any]
 Layout = str | Callable[[Any], object] | None
 """How people read an answer: as a line on standard error, or as a function writes it or returns the line."""

@@ -19,8 +19,6 @@ import click
 from broker.client import Browsed
 from broker.escapes import escaped, escaped_json
 from broker.moments import time_text
-from broker.transfer.jsonlines import attributes_json, payload_json
-from broker.wire.jsontext import shown_long
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -114,18 +112,6 @@ def write_coloured_table(
 def write_json(value: object) -> None:
     """Write one value on one line."""
     click.echo(escaped_json(json.dumps(value, ensure_ascii=False)))
-
-
-def browsed_json(row: Browsed) -> dict[str, Any]:
-    """Return a browsed message as JSON."""
-    payload = {"payload": None} if row.payload is None else payload_json(row.payload)
-    attributes = attributes_json(row.key, row.headers)
-    identity = {"id": row.id.hex(), "time": time_text(row.timestamp_ms)}
-    pointer = {"write_pointer": shown_long(row.write_pointer)}
-    known = {**row._asdict(), **identity, **pointer, **payload, **attributes}
-    if row.consumable is None:
-        del known["consumable"]
-    return known
 
 
 def browsed_line(row: Browsed) -> Sequence[str]:

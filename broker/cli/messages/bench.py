@@ -10,7 +10,7 @@ import click
 
 from broker.bench.loads import Load, Show, publish_load, tail_load
 from broker.bench.measure import BYTES_MIN
-from broker.cli.command.broker_calls import BrokerCall, Command, to_broker
+from broker.cli.command.broker_calls import BrokerCall, to_broker
 from broker.cli.command.options import FiniteRange, option, topic_argument
 from broker.cli.command.output import live_line, write_line
 from broker.client import Client
@@ -29,9 +29,7 @@ def bench() -> None:
     """
 
 
-def _seconds_option(help_text: str) -> Callable[[Command], Command]:
-    positive = FiniteRange(min=0, min_open=True)
-    return option("--seconds", positive, 10.0, help_text)
+_POSITIVE: Final = FiniteRange(min=0, min_open=True)
 
 
 @bench.command()
@@ -39,10 +37,10 @@ def _seconds_option(help_text: str) -> Callable[[Command], Command]:
 @option("--size", click.IntRange(min=BYTES_MIN), 100, "Bytes per message.")
 @click.option(
     "--rate",
-    type=FiniteRange(min=0, min_open=True),
+    type=_POSITIVE,
     help="Messages per second.  [default: as fast as possible]",
 )
-@_seconds_option("Publish for so many seconds.")
+@option("--seconds", _POSITIVE, 10.0, "Publish for so many seconds.")
 @option(
     "--publishers",
     click.IntRange(1, 10_000),
@@ -67,7 +65,7 @@ def publish(call: BrokerCall, **load: Any) -> None:
 
 @bench.command()
 @topic_argument
-@_seconds_option("Receive for so many seconds.")
+@option("--seconds", _POSITIVE, 10.0, "Receive for so many seconds.")
 @to_broker
 def tail(call: BrokerCall, topic: TopicId, seconds: float) -> None:
     """Receive the messages that are published to a topic from now on, and report their rate.

@@ -7,16 +7,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import click
 
-from broker.cli.command.broker_calls import (
-    BrokerCall,
-    Command,
-    Json,
-    asks,
-    confirm,
-    to_broker,
-    yes_option,
-)
-from broker.cli.command.options import TOPIC, flag, id_type, topic_argument
+from broker.cli.command.broker_calls import BrokerCall, Json, asks, confirm, to_broker, yes_option
+from broker.cli.command.options import TOPIC, Command, flag, id_type, topic_argument
 from broker.cli.command.output import table, write_line, write_properties
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic

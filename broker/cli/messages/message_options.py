@@ -13,13 +13,11 @@ gets them escaped, see ``escapes``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import click
-from typing_extensions import override
 
-from broker.cli.command.options import PlaceGiven, flag, id_option, place_option
+from broker.cli.command.options import Command, PlaceGiven, flag, id_option, place_option, told
 from broker.cli.command.output import write_json
 from broker.client import Browsed, SyncClient
 from broker.escapes import escaped_bytes
@@ -27,8 +25,6 @@ from broker.model import Message, MessageId, TopicId
 from broker.places import Place
 from broker.transfer.jsonlines import message_json
 from broker.transfer.line_layout import PLAIN, WITH_IDS, LineLayout, layout_of
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Span(NamedTuple):
@@ -114,23 +110,6 @@ def newest(
 # --- Layouts ---------------------------------------------------------------------------------------
 
 
-class LayoutType(click.ParamType[LineLayout]):
-    """The type of a parameter that is a layout."""
-
-    name = "layout"
-
-    @override
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> LineLayout:
-        if isinstance(value, LineLayout):
-            return value
-        try:
-            return layout_of(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 def write_message(message: Message, layout: LineLayout | None) -> None:
     """Write one message in a layout; without one, as a JSON object on one line.
 
@@ -147,7 +126,7 @@ format_option = click.option(
     "-f",
     "--format",
     "layout",
-    type=LayoutType(),
+    type=told(layout_of),
     metavar="LAYOUT",
     help="The layout of each message: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
 )

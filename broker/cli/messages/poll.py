@@ -39,6 +39,7 @@ from broker.clock import SystemClock
 from broker.errors import DoneInPart
 from broker.model import Message, TopicId
 from broker.transfer import cursor_file as files
+from broker.transfer.jsonlines import browsed_json
 from broker.transfer.line_layout import LineLayout
 
 committed_option = flag(
@@ -133,7 +134,7 @@ def browse(
             topic,
             start=since,
             stop=until,
-            limit=_page(limit, last),
+            limit=min(filter(None, (limit, last)), default=100),
             descending=backwards,
             full=full or layout is not None,
         )
@@ -144,14 +145,9 @@ def browse(
         output.write_line(f"more: {'--until' if backwards else '--since'} {page.next}", err=True)
 
 
-def _page(limit: int | None, last: int | None) -> int:
-    """Return the number of messages on a page."""
-    return min((number for number in (limit, last) if number is not None), default=100)
-
-
 def _write_page(page: BrowsePage, layout: LineLayout | None, *, as_json: bool) -> None:
     if as_json:
-        rows = [output.browsed_json(row) for row in page.messages]
+        rows = [browsed_json(row) for row in page.messages]
         output.write_json({"messages": rows, "next": page.next})
     elif layout is not None:
         for row in page.messages:  # A reference has no payload.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,6 +18,7 @@ from broker.cli.command import completion
 from broker.cli.command.broker_calls import Json, asks
 from broker.cli.command.contexts import given
 from broker.cli.command.options import (
+    Command,
     flag,
     name_and_value,
     place_now,
@@ -30,8 +31,6 @@ from broker.client import SyncClient, TopicInfo
 from broker.model import TopicId
 from broker.moments import time_text, whole_s
 from broker.wire.topics import GENERATION, PURGED, TRANSACTIONS, TTL
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 PROPERTY: Final = "NAME=VALUE"
 KNOWN: Final = (TTL, TRANSACTIONS)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from broker.cli.command.broker_calls import BrokerCall, Command, to_broker
-from broker.cli.command.options import flag, place_now, told, topic_argument, usage
+from broker.cli.command.broker_calls import BrokerCall, to_broker
+from broker.cli.command.options import Command, flag, place_now, told, topic_argument, usage
 from broker.cli.command.output import bar, write_line
 from broker.model import TopicId
 from broker.places import Place

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from broker.cli.command.broker_calls import BrokerCall, Command, Json, asks, json_option, to_broker
+from broker.cli.command.broker_calls import BrokerCall, Json, asks, json_option, to_broker
 from broker.cli.command.options import TOPIC, flag, option
 from broker.cli.command.output import table, value_of, write_line
 from broker.cli.nodes import leadership
@@ -48,11 +48,6 @@ def cluster() -> None:
     check_environment(os.environ)
 
 
-def _number(name: str, default: int, least: int, help_text: str) -> Callable[[Command], Command]:
-    number = click.IntRange(min=least)
-    return option(name, number, default, help_text)
-
-
 def _port(_: click.Context, __: click.Parameter, text: str) -> int | None:
     if text != "free" and not text.isdecimal():
         raise click.BadParameter(f"{text!r} is no port, and not 'free'")
@@ -75,7 +70,7 @@ def _settings(
 
 
 @cluster.command()
-@_number("--nodes", 3, 0, "Number of brokers.")
+@option("--nodes", click.IntRange(0), 3, "Number of brokers.")
 @click.option(
     "--dir",
     "folder",
@@ -99,8 +94,8 @@ def _settings(
     callback=lambda _, __, text: int(text),
     help="Number of ZooKeeper servers.",
 )
-@_number("--region-servers", 1, 1, "Number of HBase's region servers.")
-@_number("--gateways", 1, 1, "Number of HBase's Thrift-2 gateways.")
+@option("--region-servers", click.IntRange(1), 1, "Number of HBase's region servers.")
+@option("--gateways", click.IntRange(1), 1, "Number of HBase's Thrift-2 gateways.")
 @click.option(
     "--set",
     "settings",

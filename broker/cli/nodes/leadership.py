@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
-from broker.cli.command.broker_calls import BrokerCall, Command, Json, asks, to_broker
-from broker.cli.command.options import SpanType, flag, option, topic_argument
+from broker.cli.command.broker_calls import BrokerCall, Json, asks, to_broker
+from broker.cli.command.options import Command, SpanType, flag, option, topic_argument
 from broker.cli.command.output import live_line, write_line
 from broker.client import SyncClient, admin
 from broker.client.client_request import ClientRequest
@@ -140,15 +140,12 @@ def _other_leader(client: SyncClient, topic: TopicId, node: int) -> str | None:
     answer = client.ask(admin.leader(topic))
     led = answer["node"]
     if led == node and answer["epoch"] is None:
-        led = next((one for one in _nodes_that_lead(client, topic) if one != node), node)
+        rows = client.ask(admin.status(topic=topic))["nodes"]
+        leading = (row["node"] for row in rows if row["view"] and row["view"]["topics"])
+        led = next((one for one in leading if one != node), node)
     if led == node:
         return None
     return f"{'/'.join(topic)} is led by {'no node' if led is None else f'node {led}'}"
-
-
-def _nodes_that_lead(client: SyncClient, topic: TopicId) -> list[int]:
-    rows = client.ask(admin.status(topic=topic))["nodes"]
-    return [row["node"] for row in rows if row["view"] and row["view"]["topics"]]
 
 
 def _change(

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 from broker.cli.command.broker_calls import json_option, writes
+from broker.cli.command.options import Command
 from broker.cli.command.output import table
 from broker.cli.command.problems import NotNow
 from broker.config import sources
 from broker.config.sections import Key, LogFormat, iter_keys
 from broker.errors import TaskFailed, UnavailableError, install_command
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _flag(known: Key) -> Callable[[Command], Command]:

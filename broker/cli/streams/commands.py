@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,7 +23,6 @@ from broker.errors import TaskFailed, Unavailable
 if TYPE_CHECKING:
     from broker.streams.job_control import Control
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 LOOK_S: Final = 0.2
 
 

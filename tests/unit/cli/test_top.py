@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from broker.bench import overview
+from broker.bench.overview import ClusterSnapshot, NodeRow, TopicRow
 from broker.cli.command.output import size_text
 from broker.cli.nodes import top
-from broker.cli.nodes.top import ClusterSnapshot, NodeRow, TopicRow
 from broker.client import Settings
 from broker.errors import NotFound, Overloaded, TopicNotFound, Unavailable
 from broker.model import TopicId
@@ -55,10 +56,8 @@ def told(answer: Any) -> Any:
 ALONE = NotFound("no cluster")
 
 
-async def taken(
-    broker: Any, rows_max: int = 50, namespace: str | None = None
-) -> top.ClusterSnapshot:
-    return await top.take(broker, namespace, rows_max)
+async def taken(broker: Any, rows_max: int = 50, namespace: str | None = None) -> ClusterSnapshot:
+    return await overview.take(broker, namespace, rows_max)
 
 
 async def test_the_busiest_topics_come_first_and_those_with_a_problem_before_them() -> None:
@@ -86,7 +85,7 @@ async def test_the_busiest_topics_come_first_and_those_with_a_problem_before_the
 async def test_the_number_of_topics_that_are_asked_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(top, "ASKED_MAX", 3)
+    monkeypatch.setattr(overview, "ASKED_MAX", 3)
     broker = Broker({f"t{n}": stats(n) for n in range(10)}, ALONE)
     found = await taken(broker, rows_max=2)
     assert (len(broker.asked), found.topics_there, found.topics_asked) == (3, 10, 3)
@@ -120,7 +119,7 @@ async def test_topics_are_shown_without_a_status_of_nodes() -> None:
 
 
 def test_the_cells_of_a_topic() -> None:
-    row = top.TopicRow("ns/t", 1.25, 0, 1_234, 1_500, True, "2026-01-31T12:00:00.000Z")
+    row = TopicRow("ns/t", 1.25, 0, 1_234, 1_500, True, "2026-01-31T12:00:00.000Z")
     assert top.topic_cells(row) == [
         "ns/t",
         "1.2",
@@ -129,7 +128,7 @@ def test_the_cells_of_a_topic() -> None:
         "~1.5 kB",
         "2026-01-31T12:00:00.000Z",
     ]
-    assert top.topic_cells(top.TopicRow("ns/t", problem="why"))[-1] == "why"
+    assert top.topic_cells(TopicRow("ns/t", problem="why"))[-1] == "why"
 
 
 @pytest.mark.parametrize(
