@@ -112,6 +112,17 @@ class Transport(Protocol):
         """Close all connections; requests in flight end as unanswered."""
 
 
+def trusting(ca_file: str) -> ssl.SSLContext:
+    """Return a TLS context that trusts the certificates in a file. Raises ValueError, which names it."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(
+            f"ca_file: {ca_file!r} can't be read as a PEM file with certificates: {reason}"
+        ) from error
+
+
 class HttpTransport:
     """Sends requests over HTTP/1.1. Use it in one event loop at a time."""
 
@@ -127,7 +138,7 @@ class HttpTransport:
         )
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
         if tls is None and settings.ca_file:
-            tls = ssl.create_default_context(cafile=settings.ca_file)
+            tls = trusting(settings.ca_file)
         self._reading_headers = {"Accept-Encoding": "identity", **self._headers}
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -484,7 +484,9 @@ def _key_problems(config: Config) -> Iterator[str]:
         for part in fields(values):
             dotted, value = f"{section.name}.{part.name}", getattr(values, part.name)
             least, most, form = (part.metadata[each] for each in ("least", "most", "form"))
-            if least is not None and value is not None and not value >= least:
+            if isinstance(value, str | Path) and "\0" in str(value):
+                yield f"{dotted} = {str(value)!r} has a NUL character"
+            elif least is not None and value is not None and not value >= least:
                 yield f"{dotted} = {value} must be at least {least:g}"
             elif most is not None and value is not None and value > most:
                 yield f"{dotted} = {value} must be at most {most}"

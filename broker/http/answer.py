@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
+
+_NOT_IN_A_URL: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Address(NamedTuple):
@@ -50,6 +53,7 @@ class Address(NamedTuple):
             or not parts.hostname
             or parts.query
             or parts.fragment
+            or _NOT_IN_A_URL.search(url.strip())
         ):
             raise ValueError(f"A broker's address must look like http://host:port, not {url!r}.")
         tls = parts.scheme == "https"

@@ -30,6 +30,8 @@ from broker.cli.command.options import Command, SpanType, flag, option
 from broker.cli.command.output import write_json, write_line
 from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
+from broker.client.transport import trusting
+from broker.config.sections import ConfigError
 from broker.config.sources import check_environment
 from broker.escapes import escaped
 from broker.model import TopicId
@@ -49,7 +51,10 @@ class BrokerCall:
 
     @property
     def settings(self) -> Settings:
-        """The settings of a client of the broker. Raises click.BadParameter if an address is not valid."""
+        """The settings of a client of the broker. Raises click.BadParameter if an address is not valid.
+
+        Raises ConfigError, too, if the context's certificates can't be read.
+        """
         target = given().target
         try:
             contexts.check_urls(self.url)
@@ -57,6 +62,11 @@ class BrokerCall:
             source = "--url" if target is None else target.source
             raise click.BadParameter(str(error), param_hint=source) from error
         ca_file = target.ca_file if target is not None and target.url == self.url else ""
+        if target is not None and ca_file:
+            try:
+                trusting(ca_file)
+            except ValueError as error:
+                raise ConfigError(f"{target.source}: {error}") from error
         return Settings(url=self.url, deadline_s=self.deadline_s, ca_file=ca_file)
 
     @property

@@ -1,6 +1,8 @@
 import json
 import os
 import stat
+from dataclasses import replace
+from pathlib import Path
 
 import click
 import pytest
@@ -12,6 +14,7 @@ from broker.cli.command.contexts import BrokerOptions, Context, Contexts, GivenO
 from broker.config.sections import ConfigError
 from tests.unit.cli.running import run
 
+CERTIFICATE = str(Path(__file__).parents[2] / "data" / "tls" / "cert.pem")
 KNOWN = Contexts(
     "here", {"here": Context("http://a:1"), "there": Context("http://b:1", "ca", "ns")}
 )
@@ -163,9 +166,9 @@ def test_a_context_names_the_broker_the_namespace_and_itself_in_errors(capsys):
 
 
 def test_the_certificates_of_a_context_are_those_of_its_client():
-    found = target(BrokerOptions(context="there"), KNOWN)
+    found = replace(target(BrokerOptions(context="there"), KNOWN), ca_file=CERTIFICATE)
     with click.Context(app.cli, obj=GivenOptions(target=found)):
-        assert BrokerCall(found.url, 5.0, False).settings.ca_file == "ca"
+        assert BrokerCall(found.url, 5.0, False).settings.ca_file == CERTIFICATE
         assert BrokerCall("http://other:1", 5.0, False).settings.ca_file == ""
     assert BrokerCall(found.url, 5.0, False).settings.ca_file == ""
 
@@ -177,3 +180,18 @@ def test_a_damaged_file_of_contexts_is_named(capsys, content):
     code, _, err = run(capsys, "context", "list")
     assert (code, err.count("\n")) == (2, 1)
     assert f"broker: {contexts.path()} is not a file of contexts: " in err
+
+
+def test_certificates_that_can_not_be_read_are_named(capsys, tmp_path):
+    """Nothing was sent, so the outcome is not unknown."""
+    file = tmp_path / "ca.pem"
+    file.write_text("no certificate")
+    given = ("--url", "https://127.0.0.1:1", "--ca-file", str(file))
+    assert run(capsys, "context", "add", "c", *given)[0] == 0
+    for reason in "no certificate", "No such file":
+        code, _, err = run(capsys, "publish", "a/b", "x", "--context", "c")
+        assert code == 2
+        told = f"broker: context 'c': ca_file: '{file}' can't be read as a PEM file with certificates: "
+        assert err.startswith(told)
+        assert reason in err
+        file.unlink(missing_ok=True)

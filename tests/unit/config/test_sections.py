@@ -15,6 +15,7 @@ from broker.config.sections import (
     MetricsConfig,
     Role,
     ServerConfig,
+    StorageConfig,
     TopicsConfig,
     TransactionsConfig,
     iter_keys,
@@ -76,6 +77,8 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
     ("changes", "named"),
     [
         ({"server": ServerConfig(port=65_536)}, "server.port"),
+        ({"server": ServerConfig(host="a\0b")}, r"server.host = 'a\\x00b' has a NUL character"),
+        ({"storage": StorageConfig(data_dir=Path("a\0"))}, "storage.data_dir = .* has a NUL"),
         ({"server": ServerConfig(host="")}, "server.host: '' is not an address to listen on"),
         ({"server": ServerConfig(host_names=("a:80",))}, "server.host_names: 'a:80'"),
         ({"server": ServerConfig(host_names=("http://a",))}, "server.host_names: 'http://a'"),

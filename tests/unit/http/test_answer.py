@@ -17,7 +17,9 @@ def test_credentials_in_an_address_are_refused_with_advice(user):
         assert "word@" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["h:8080", "ftp://h", "http://", "/path", ""])
+@pytest.mark.parametrize(
+    "url", ["h:8080", "ftp://h", "http://", "/path", "", "http://a\0b", "http://a b", "http://a\nb"]
+)
 def test_an_invalid_address_is_refused(url):
     with pytest.raises(ValueError, match="http://host:port"):
         Address.of(url)
