@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from concurrent.futures import CancelledError
 from typing import Generic, Protocol, TypeVar
 
 from broker.client.bridge import Bridge, CallersThread
@@ -51,9 +52,13 @@ class SyncSubscriber:
 
         Raises:
             BrokerError, SystemExit, KeyboardInterrupt: as ``Subscriber.run``.
+            RuntimeError: the client is closed, or the handler closed it.
         """
         self._bridge.check_may_wait()
-        self._caller.serve(self._bridge.submit(self._subscriber.run()), self.stop)
+        try:
+            self._caller.serve(self._bridge.submit(self._subscriber.run()), self.stop)
+        except CancelledError:
+            raise RuntimeError("This client is closed.") from None
 
 
 class SyncWait(Protocol):

@@ -165,3 +165,12 @@ def test_a_blocking_handler_that_does_not_end_loses_its_place(
     assert handled == [b"0", b"1"]
     assert after == store.after  # The late handler's context did not store a place.
     assert (first.counts.handled, first.counts.failed) == (0, 1)
+
+
+def test_a_handler_that_closes_its_client_ends_run_with_the_reason(
+    node: ServedNode, topics: SyncClient
+) -> None:
+    topic = filled(topics, "closes", [b"1"])
+    client = SyncClient(node.url)
+    with pytest.raises(RuntimeError, match="This client is closed"):
+        client.subscriber(topic, "s", lambda _: client.close()).run()
