@@ -111,7 +111,16 @@ class TephraConnection(asyncio.BufferedProtocol):
 
     @override
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(memoryview(self._server.read_buffer)[:nbytes]))
+        buffer = self._server.read_buffer
+        self.data_received(bytes(memoryview(buffer)[:nbytes]))
+        if nbytes == len(buffer) and not self._is_paused and self._transport is not None:
+            # uvloop reads a socket that has more up to 32 times before it looks at the others.
+            self._transport.pause_reading()
+            self._server.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._is_paused:
+            self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes that have arrived."""
@@ -236,7 +245,7 @@ class TephraConnection(asyncio.BufferedProtocol):
             return None
 
         def read(take: Take) -> frames.TephraCall:
-            frame = frames.joined(segments)
+            frame = segments[0] if len(segments) == 1 else frames.Segments(segments)
             return frames.read_call(service.idl, frame, head, most=service.most, take=take)
 
         try:

@@ -16,11 +16,10 @@ better.
 from __future__ import annotations
 
 import io
-import mmap
 import struct
 from importlib import resources
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 
 import thriftpy2
 from thriftpy2.protocol import binary
@@ -46,26 +45,52 @@ FIELDS_MAX: Final = 100
 _LENGTH: Final = struct.Struct(">i")
 LENGTH_BYTES: Final = _LENGTH.size
 _HEAD_BYTES_MAX: Final = 256
-_SEGMENT_BYTES: Final = 512 * 1024
+SEGMENT_BYTES: Final = 512 * 1024
+"""At least as much as a connection reads at once."""
 _PLAIN: Final = frozenset({TType.I32, TType.I64, TType.STRING})
 _TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
 
 
-Frame = bytes | bytearray | mmap.mmap
-"""A message, without its frame's length. It never changes."""
+class Segments:
+    """The bytes of a long frame, in segments of SEGMENT_BYTES; the last one may be shorter.
 
-
-def joined(segments: list[bytearray]) -> Frame:
-    """Return the whole frame of segments, and empty their list.
-
-    One call that makes 16 MiB of bytes would keep all other threads waiting for several ms: the kernel gives the memory
-    at its first use. This function fills it segment by segment.
+    One call that makes 16 MiB of bytes would keep the event loop waiting for the interpreter's lock for several ms. So
+    a long frame is never joined: its reader takes small parts.
     """
-    frame = mmap.mmap(-1, sum(map(len, segments)))
-    for segment in segments:
-        frame.write(segment)
-    segments.clear()
-    return frame
+
+    def __init__(self, segments: list[bytearray]) -> None:
+        """Keep the segments."""
+        self._segments = segments
+        self._size = sum(map(len, segments))
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        """Return one byte, or the bytes of a slice without a step."""
+        if isinstance(at, int):
+            return self._segments[at // SEGMENT_BYTES][at % SEGMENT_BYTES]
+        start, stop, _ = at.indices(self._size)
+        first, begin = divmod(start, SEGMENT_BYTES)
+        if stop - start <= SEGMENT_BYTES - begin:
+            return bytes(
+                self._segments[first][begin : begin + stop - start] if start < stop else b""
+            )
+        last, end = divmod(stop, SEGMENT_BYTES)
+        middle = self._segments[first + 1 : last]
+        behind = self._segments[last][:end] if end else b""
+        return b"".join((self._segments[first][begin:], *middle, behind))
+
+
+Frame = bytes | bytearray | Segments
+"""A message, without its frame's length. It never changes."""
 
 
 class NoCall(Exception):
@@ -126,15 +151,16 @@ class Incoming:
             if not 0 < length <= FRAME_BYTES_MAX:
                 raise NoCall(f"a frame has {length} bytes; it may have at most {FRAME_BYTES_MAX}")
             self._length = self._missing = length
-        rest = data[self._missing :]
-        self._segments[-1] += memoryview(data)[: self._missing]
-        self._missing -= len(data) - len(rest)
+        taken, rest = memoryview(data)[: self._missing], data[self._missing :]
+        self._missing -= len(taken)
+        room = SEGMENT_BYTES - len(self._segments[-1])
+        self._segments[-1] += taken[:room]
+        if len(taken) >= room and (self._missing or taken[room:]):
+            self._segments.append(bytearray(taken[room:]))
         if not self._is_call and self._length - self._missing >= min(self._length, _HEAD_BYTES_MAX):
             read_head(self._segments[0][:_HEAD_BYTES_MAX])
             self._is_call = True
         if self._missing:
-            if len(self._segments[-1]) >= _SEGMENT_BYTES:
-                self._segments.append(bytearray())
             return None, b""
         frame = self._segments
         self.__init__()  # type: ignore[misc]  # Reset all fields; __init__ has the only list of them.

@@ -15,8 +15,7 @@ values as parts, and bounds them: a list of empty structs takes one byte for eac
 from __future__ import annotations
 
 import struct
-from mmap import mmap
-from typing import Final
+from typing import Final, Protocol, overload
 
 from broker.errors import BadRequest
 
@@ -33,10 +32,23 @@ _COUNT = struct.Struct(">i")
 _MAP_HEAD = struct.Struct(">bbi")
 
 
+class Body(Protocol):
+    """The bytes of a body."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> bytes | bytearray: ...
+
+
 class Skipper:
     """Skips values of one body, and counts them. ``what`` names the body in errors."""
 
-    def __init__(self, body: bytes | bytearray | mmap, what: str) -> None:
+    def __init__(self, body: Body, what: str) -> None:
         """Begin with a count of zero."""
         self._body = body
         self._what = what
@@ -59,20 +71,20 @@ class Skipper:
         if depth == 0:
             raise BadRequest(f"{self._what}: nested deeper than {NESTING_MAX} levels.")
         if kind == STRING:
-            return at + _COUNT.size + self._count(*_COUNT.unpack_from(self._body, at))
+            return at + _COUNT.size + self._count(*_COUNT.unpack(self._body[at : at + _COUNT.size]))
         if kind == STRUCT:
             return self._past_struct(at, depth - 1)
         if kind == MAP:
-            key_kind, value_kind, count = _MAP_HEAD.unpack_from(self._body, at)
+            key_kind, value_kind, count = _MAP_HEAD.unpack(self._body[at : at + _MAP_HEAD.size])
             return self._past_items(at + _MAP_HEAD.size, (key_kind, value_kind), count, depth - 1)
         if kind in {SET, LIST}:
-            item_kind, count = LIST_HEAD.unpack_from(self._body, at)
+            item_kind, count = LIST_HEAD.unpack(self._body[at : at + LIST_HEAD.size])
             return self._past_items(at + LIST_HEAD.size, (item_kind,), count, depth - 1)
         raise BadRequest(f"{self._what}: there is no type {kind}.")
 
     def _past_struct(self, at: int, depth: int) -> int:
         while self._body[at] != STOP:
-            kind, _ = FIELD.unpack_from(self._body, at)
+            kind, _ = FIELD.unpack(self._body[at : at + FIELD.size])
             at = self.past(at + FIELD.size, kind, depth)
         return at + 1
 

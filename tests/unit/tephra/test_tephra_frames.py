@@ -210,7 +210,9 @@ def test_any_arguments_are_read_or_refused(method: str, arguments: bytes) -> Non
 @pytest.mark.parametrize("size", [frames.TEXT_BYTES_MAX, frames.TEXT_BYTES_MAX + 1])
 def test_a_long_text_is_refused_before_it_is_read(size: int) -> None:
     text = b"\x0b\x00\x01" + struct.pack(">i", size) + bytes(size) + b"\0"
-    frame = frames.joined([bytearray(head("startShortClientId")), bytearray(text)])
+    whole = head("startShortClientId") + text
+    step = frames.SEGMENT_BYTES
+    frame = frames.Segments([bytearray(whole[at : at + step]) for at in range(0, len(whole), step)])
     found = frames.read_head(frame)
     if size > frames.TEXT_BYTES_MAX:
         with pytest.raises(BadRequest, match="A text has 1048577 bytes"):
