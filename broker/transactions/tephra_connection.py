@@ -32,6 +32,7 @@ from broker.long_work import heavy
 from broker.transactions import tephra_frames as frames
 from broker.transactions.tephra_service import TephraAnswer
 from broker.wire import Take
+from broker.wire.thriftskip import Segments
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
@@ -245,7 +246,7 @@ class TephraConnection(asyncio.BufferedProtocol):
             return None
 
         def read(take: Take) -> frames.TephraCall:
-            frame = segments[0] if len(segments) == 1 else frames.Segments(segments)
+            frame = segments[0] if len(segments) == 1 else Segments(segments)
             return frames.read_call(service.idl, frame, head, most=service.most, take=take)
 
         try:

@@ -19,7 +19,7 @@ import io
 import struct
 from importlib import resources
 from types import ModuleType
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple
 
 import thriftpy2
 from thriftpy2.protocol import binary
@@ -29,7 +29,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType, TType
 from broker.errors import BadRequest, BodyTooLarge, ChangesTooLarge
 from broker.model import Snapshot
 from broker.wire import Take, free
-from broker.wire.thriftskip import SET, Skipper
+from broker.wire.thriftskip import SEGMENT_BYTES, SET, Segments, Skipper
 from broker.wire.transaction import encode_transaction
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -45,48 +45,8 @@ FIELDS_MAX: Final = 100
 _LENGTH: Final = struct.Struct(">i")
 LENGTH_BYTES: Final = _LENGTH.size
 _HEAD_BYTES_MAX: Final = 256
-SEGMENT_BYTES: Final = 512 * 1024
-"""At least as much as a connection reads at once."""
 _PLAIN: Final = frozenset({TType.I32, TType.I64, TType.STRING})
 _TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
-
-
-class Segments:
-    """The bytes of a long frame, in segments of SEGMENT_BYTES; the last one may be shorter.
-
-    One call that makes 16 MiB of bytes would keep the event loop waiting for the interpreter's lock for several ms. So
-    a long frame is never joined: its reader takes small parts.
-    """
-
-    def __init__(self, segments: list[bytearray]) -> None:
-        """Keep the segments."""
-        self._segments = segments
-        self._size = sum(map(len, segments))
-
-    def __len__(self) -> int:
-        """Return the number of bytes."""
-        return self._size
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> bytes: ...
-
-    def __getitem__(self, at: int | slice) -> int | bytes:
-        """Return one byte, or the bytes of a slice without a step."""
-        if isinstance(at, int):
-            return self._segments[at // SEGMENT_BYTES][at % SEGMENT_BYTES]
-        start, stop, _ = at.indices(self._size)
-        first, begin = divmod(start, SEGMENT_BYTES)
-        if stop - start <= SEGMENT_BYTES - begin:
-            return bytes(
-                self._segments[first][begin : begin + stop - start] if start < stop else b""
-            )
-        last, end = divmod(stop, SEGMENT_BYTES)
-        middle = self._segments[first + 1 : last]
-        behind = self._segments[last][:end] if end else b""
-        return b"".join((self._segments[first][begin:], *middle, behind))
 
 
 Frame = bytes | bytearray | Segments

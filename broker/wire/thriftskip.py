@@ -26,13 +26,16 @@ NESTING_MAX: Final = 16
 PARTS_MAX: Final = 10_000
 """The maximum number of fields, and parts of fields, to skip."""
 
+SEGMENT_BYTES: Final = 512 * 1024
+"""At least as much as a connection reads at once."""
+
 FIELD: Final = struct.Struct(">bh")
 LIST_HEAD: Final = struct.Struct(">bi")
 _COUNT = struct.Struct(">i")
 _MAP_HEAD = struct.Struct(">bbi")
 
 
-class Body(Protocol):
+class ThriftBody(Protocol):
     """The bytes of a body."""
 
     def __len__(self) -> int:
@@ -45,10 +48,48 @@ class Body(Protocol):
     def __getitem__(self, at: slice) -> bytes | bytearray: ...
 
 
+class Segments:
+    """The bytes of a long frame, in segments of SEGMENT_BYTES; the last one may be shorter.
+
+    One call that makes 16 MiB of bytes would keep the event loop waiting for the interpreter's lock for several ms. So
+    a long frame is never joined: its reader takes small parts.
+    """
+
+    def __init__(self, segments: list[bytearray]) -> None:
+        """Keep the segments."""
+        self._segments = segments
+        self._size = sum(map(len, segments))
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        """Return one byte, or the bytes of a slice without a step."""
+        if isinstance(at, int):
+            return self._segments[at // SEGMENT_BYTES][at % SEGMENT_BYTES]
+        start, stop, _ = at.indices(self._size)
+        first, begin = divmod(start, SEGMENT_BYTES)
+        if stop - start <= SEGMENT_BYTES - begin:
+            return bytes(
+                self._segments[first][begin : begin + stop - start] if start < stop else b""
+            )
+        last, end = divmod(stop, SEGMENT_BYTES)
+        middle = self._segments[first + 1 : last]
+        behind = self._segments[last][:end] if end else b""
+        return b"".join((self._segments[first][begin:], *middle, behind))
+
+
 class Skipper:
     """Skips values of one body, and counts them. ``what`` names the body in errors."""
 
-    def __init__(self, body: Body, what: str) -> None:
+    def __init__(self, body: ThriftBody, what: str) -> None:
         """Begin with a count of zero."""
         self._body = body
         self._what = what

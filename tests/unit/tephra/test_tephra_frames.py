@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, ChangesTooLarge
 from broker.transactions import tephra_frames as frames
+from broker.wire.thriftskip import SEGMENT_BYTES, Segments
 from tests.unit.tephra.vectors import VECTORS, Vector
 
 IDL = frames.Idl()
+WHOLE = bytes(range(251)) * (5 * SEGMENT_BYTES // 2 // 251)
+SEGMENTS = Segments(
+    [bytearray(WHOLE[at : at + SEGMENT_BYTES]) for at in range(0, len(WHOLE), SEGMENT_BYTES)]
+)
 
 
 def head(method: str, kind: int = 1) -> bytes:
@@ -211,11 +216,19 @@ def test_any_arguments_are_read_or_refused(method: str, arguments: bytes) -> Non
 def test_a_long_text_is_refused_before_it_is_read(size: int) -> None:
     text = b"\x0b\x00\x01" + struct.pack(">i", size) + bytes(size) + b"\0"
     whole = head("startShortClientId") + text
-    step = frames.SEGMENT_BYTES
-    frame = frames.Segments([bytearray(whole[at : at + step]) for at in range(0, len(whole), step)])
+    step = SEGMENT_BYTES
+    frame = Segments([bytearray(whole[at : at + step]) for at in range(0, len(whole), step)])
     found = frames.read_head(frame)
     if size > frames.TEXT_BYTES_MAX:
         with pytest.raises(BadRequest, match="A text has 1048577 bytes"):
             frames.read_call(IDL, frame, found)
     else:
         assert frames.read_call(IDL, frame, found).arguments == {1: "\0" * size}
+
+
+@given(st.integers(0, 2 * SEGMENT_BYTES), st.integers(0, SEGMENT_BYTES + 9))
+def test_segments_are_read_as_the_bytes_that_they_hold(at: int, count: int) -> None:
+    found = WHOLE[at : at + count]
+    assert SEGMENTS[at : at + count] == found
+    assert not found or SEGMENTS[at] == found[0]
+    assert len(SEGMENTS) == len(WHOLE)
