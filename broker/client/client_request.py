@@ -23,6 +23,7 @@ from broker.operations.media_types import JSON
 from broker.operations.operation import DeclaredOperation, RepeatEffect
 from broker.operations.shapes import Shape, fits
 from broker.operations.table import OPERATIONS
+from broker.wire.jsontext import json_of
 
 
 class ClientRequest(NamedTuple):
@@ -123,7 +124,7 @@ def _with_query(path: str, asked: Mapping[str, object]) -> str:
 
 def json_object(reply: Reply) -> dict[str, Any]:
     """Read an answer that is a JSON object. Raises TypeError, ValueError if it is none."""
-    value = answer.json_of(reply.body)
+    value = json_of(reply.body)
     if not isinstance(value, dict):
         raise TypeError("no JSON object")
     return value

@@ -68,8 +68,9 @@ from broker.errors import (
     TransactionTooOld,
     Unavailable,
 )
-from broker.http.answer import HttpAnswer, json_of
+from broker.http.answer import HttpAnswer
 from broker.operations.media_types import AVRO, JSON, THRIFT
+from broker.wire.jsontext import json_of
 
 T = TypeVar("T")
 

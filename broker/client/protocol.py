@@ -27,7 +27,6 @@ from broker.client.values import (
     TopicRange,
 )
 from broker.errors import BadRequest
-from broker.http import answer
 from broker.model import (
     NO_HEADERS,
     Message,
@@ -57,6 +56,7 @@ from broker.operations.parameters import (
 )
 from broker.places import GENERATION_HEADER, Place
 from broker.wire import avro, messages
+from broker.wire.jsontext import json_of
 from broker.wire.transaction import encode_transaction
 
 _FIRST_ID, _LAST_ID, _COUNT, _REPLAYED = (
@@ -152,7 +152,7 @@ def topic_info(topic: TopicId, reply: Reply) -> TopicInfo:
 
 def names(reply: Reply) -> list[str]:
     """Read the answer to ``list_topics`` and to ``list_namespaces``."""
-    listed = answer.json_of(reply.body)
+    listed = json_of(reply.body)
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise ValueError("no list of names")
     return listed
@@ -526,6 +526,6 @@ def events(
 
 def event_message(data: str) -> Message:
     """Read the ``data`` of one event of ``events``."""
-    row = answer.json_of(data.encode())
+    row = json_of(data.encode())
     payload = _text_or_base64(row) or b""
     return Message(bytes.fromhex(row["id"]), payload, _key(row), _headers(row))

@@ -16,10 +16,9 @@ request. The caller decides what follows from that.
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 _NOT_IN_A_URL: Final = re.compile(r"[\x00-\x20\x7f]")
@@ -90,15 +89,3 @@ class HttpAnswer(NamedTuple):
     headers: Mapping[str, str]
     body: bytes
     url: str = ""
-
-
-def json_of(body: bytes) -> Any:
-    """Return the JSON value in the body of an answer. Any server may have sent it.
-
-    Raises:
-        ValueError: it is no JSON, or it is nested too deeply.
-    """
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None

@@ -34,11 +34,12 @@ from broker.errors import (
     OutcomeUnknown,
     UnavailableError,
 )
-from broker.http.answer import HttpAnswer, json_of
+from broker.http.answer import HttpAnswer
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
 from broker.operations.parameters import LEADER_HEADER
 from broker.routing.peers import RelayedAnswer
+from broker.wire.jsontext import json_of
 
 MOVED = "Broker-Moved"
 """A header of the answer to a waiting poll: the poll ends early, because another node leads now."""

@@ -31,7 +31,7 @@ from broker.clock import Clock
 from broker.config.sections import EVERY_ADDRESS, Config
 from broker.coordination.ports import INSTANCES_MAX, Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
-from broker.http.answer import Address, NoAnswer, NotSent, json_of
+from broker.http.answer import Address, NoAnswer, NotSent
 from broker.http.exchange import Admitted
 from broker.http.outbound import OutboundConnection
 from broker.http.pool import Pool, open_connection
@@ -47,6 +47,7 @@ from broker.rowlog.listeners import (
 )
 from broker.rowlog.rows import Message
 from broker.shield import bare
+from broker.wire.jsontext import json_of
 
 log = logs.get_logger()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
-from broker.http.answer import json_of
 from broker.local import LocalCluster, Member, ProcessKind, pids
 from broker.local.plan import ListenAddress
 from broker.local.servers.process import ASK_TIMEOUT_S
+from broker.wire.jsontext import json_of
 
 TOPICS_SHOWN_MAX: Final = 20
 

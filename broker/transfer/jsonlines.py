@@ -17,7 +17,7 @@ from broker.model import Message
 from broker.moments import time_text
 from broker.small_files import bounded_lines
 from broker.transfer.message_records import GrowingFile, message_from
-from broker.wire.jsontext import encode_json, shown_long
+from broker.wire.jsontext import encode_json, json_of, shown_long
 
 
 def message_json(message: Message) -> dict[str, Any]:
@@ -110,11 +110,9 @@ class JsonLines(GrowingFile):
 def _read(number: int, line: bytes) -> Message:
     """Return the message of a line. Raises ValueError, with the line's number."""
     try:
-        return _message(json.loads(line))
+        return _message(json_of(line))
     except (ValueError, TypeError) as error:
         raise ValueError(f"line {number:,}: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"line {number:,}: it is nested too deeply") from error
 
 
 def _line(message: Message) -> bytes:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 from broker.errors import BadRequest, BodyTooLarge
@@ -35,11 +36,12 @@ VALUES_MAX: Final = 100_000
 """The default for the maximum number of values in a text."""
 BRACKETS_MAX: Final = 2_000
 """The maximum number of lists and objects in a text."""
+ANSWER_VALUES_MAX: Final = 5_000_000
+ANSWER_BRACKETS_MAX: Final = 500_000
+"""The same for an answer: they take about 300 MiB of memory."""
 
-# It matches a whole string, so that commas and brackets inside are not counted; or one character that begins a value.
-_PATTERN = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
-_STRING_OR_VALUE = re.compile(_PATTERN.encode(), re.DOTALL)
-_QUOTE: Final = ord('"')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string, also one without an end: commas and brackets inside are not counted."""
 
 
 def parse(
@@ -88,24 +90,37 @@ def decoder(number: Callable[[str], object] | None = None) -> json.JSONDecoder:
     )
 
 
-def too_many_values(text: bytes, values_max: int) -> str:
-    """Return of what a UTF-8 text has too many, and the bound: values, or lists and objects. If none, return "".
-
-    The bound of values is ``values_max``, that of lists and objects ``BRACKETS_MAX``.
-    """
+def too_many_values(text: bytes, values_max: int, brackets_max: int = BRACKETS_MAX) -> str:
+    """Return of what a UTF-8 text has too many, and the bound: values, or lists and objects. If none, return ""."""
     brackets = sum(map(text.count, (b"[", b"{")))
-    if brackets <= BRACKETS_MAX and brackets + text.count(b",") < values_max:
+    if brackets <= brackets_max and brackets + text.count(b",") < values_max:
         return ""
-    brackets, values = 0, 1
-    for match in _STRING_OR_VALUE.finditer(text):
-        first = text[match.start()]
-        brackets += first in b"[{"
-        values += first != _QUOTE
+    brackets, values, begin = 0, 1, 0
+    for string in chain(_STRING.finditer(text), (None,)):
+        end = len(text) if string is None else string.start()
+        opened = text.count(b"[", begin, end) + text.count(b"{", begin, end)
+        brackets += opened
+        values += opened + text.count(b",", begin, end)
         if values > values_max:
             return f"more than {values_max} JSON values"
-        if brackets > BRACKETS_MAX:
-            return f"more than {BRACKETS_MAX} lists and objects"
+        if brackets > brackets_max:
+            return f"more than {brackets_max} lists and objects"
+        begin = end if string is None else string.end()
     return ""
+
+
+def json_of(body: bytes) -> Any:
+    """Return the JSON value of an answer, or of a line of a file. Any server or program may have written it.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or has too many values.
+    """
+    if excess := too_many_values(body, ANSWER_VALUES_MAX, ANSWER_BRACKETS_MAX):
+        raise ValueError(f"the JSON has {excess}")
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from broker.client.client_request import Reply
 from broker.client.tail import TailOptions
 from broker.errors import Forbidden, OutcomeUnknown, Unavailable
 from broker.model import Message, TopicId, log_key
+from broker.wire import jsontext
 from tests.kit.poll_replies import page_of
 
 PAGE = b"<html><body>Please log in</body></html>"
@@ -191,3 +192,16 @@ async def test_a_list_whose_pages_do_not_go_on_is_no_brokers(make_client, transp
     async with make_client(deadline_s=0.01) as client, asyncio.timeout(5):
         with pytest.raises(Unavailable, match="not as a broker does"):
             await client.cursors.list("ns1/t1")
+
+
+@pytest.mark.parametrize("names", [b"[]," * 500_000 + b"[]", b"0," * 5_000_000 + b"0"])
+async def test_an_answer_of_very_many_values_is_not_decoded(
+    make_client, transport, monkeypatch, names
+):
+    decoded = []
+    monkeypatch.setattr(jsontext.json, "loads", decoded.append)
+    transport.answer = lambda _: Reply(200, {}, b"[" + names + b"]")
+    async with make_client(deadline_s=0.01) as client:
+        with pytest.raises(Unavailable, match="status 200"):
+            await client.namespaces()
+    assert not decoded

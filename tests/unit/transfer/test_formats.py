@@ -174,7 +174,8 @@ def test_lines_that_people_write(
     ("line", "says"),
     [
         ("{", "line 2"),
-        ('{"payload": ' + "[" * 100_000 + "}", "line 2: it is nested too deeply"),
+        ('{"payload": ' + "[" * 100_000 + "}", "line 2: the JSON is nested too deeply"),
+        ('{"payload": [' + "{}," * 500_000 + "{}]}", "more than 500000 lists and objects"),
         ("[]", "not a JSON object"),
         ("{}", "payload"),
         ('{"payload": "a", "value": "a"}', "both"),
