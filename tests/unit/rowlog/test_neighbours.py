@@ -1,7 +1,6 @@
 """One bad neighbour - a listener, a subscription, a shard, a node - holds up and ends nothing of the others."""
 
 import asyncio
-import json
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -326,7 +325,7 @@ class SlowNode:
     async def exchange(self, ask: Any, timeout_s: float) -> Any:
         del timeout_s
         if ask.method == "GET":
-            return SimpleNamespace(status=200, body=json.dumps({"listeners": ["a"]}))
+            return SimpleNamespace(status=200, body=b'{"listeners": ["a"]}')
         await pass_time(1)
         return SimpleNamespace(status=200, body=b'{"done": true}')
 
