@@ -53,7 +53,7 @@ async def load(
     """Put the cluster under load, and judge the history at the end."""
     names = [f"faults/{name}-{number}" for number in range(topics)]
     async with ClusterLoad(
-        cluster.urls, names, publishers=publishers, state=cluster.state, **options
+        cluster.urls, names, publishers=publishers, state=lambda: state_of(cluster), **options
     ) as one:
         await one.acknowledged(100)
         yield one

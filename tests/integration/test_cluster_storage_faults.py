@@ -55,7 +55,7 @@ async def test_no_acknowledged_message_is_lost_with_a_process_below_the_nodes(
 ) -> None:
     urls = cluster.urls
     topics = [f"beneath/{victim.__name__}-{number}" for number in range(2)]
-    async with ClusterLoad(urls, topics, state=cluster.state, deadline_s=BACK_S) as work:
+    async with ClusterLoad(urls, topics, state=lambda: state_of(cluster), deadline_s=BACK_S) as work:
         await work.acknowledged(100)
         async with Client(urls) as client:
             before = [(await client.leader(topic)).node for topic in topics]
