@@ -13,11 +13,13 @@ from contextlib import suppress
 from signal import Signals
 from typing import Any, Final
 
+from broker.local import pids
 from broker.rowlog import Message
 from chaos.checkers.rowlog import HistoryLine, violations
 
 LOGGED_MAX: Final = 60
 """How many log lines of the workers the error of a condition that never held shows."""
+FROZEN_S_MAX: Final = 10.0
 _KINDS: Final = {"put", "begin", "end", "halted"}
 
 
@@ -89,9 +91,12 @@ class Workers:
 
     def signal(self, name: str, number: Signals) -> None:
         """Send a signal to a worker. After SIGKILL or SIGSTOP, its calls in flight do not count."""
-        os.kill(self.processes[name].pid, number)
+        pid = self.processes[name].pid
         if number in {Signals.SIGKILL, Signals.SIGSTOP}:
+            # A process runs on for a moment after the call of a signal: it must begin no call behind this line.
+            pids.freeze(pid, FROZEN_S_MAX)
             self.history.append(HistoryLine("halted", name, time.monotonic_ns()))
+        os.kill(pid, number)
 
     def note_put(self, message: Message | None) -> None:
         """Note an acknowledged put."""

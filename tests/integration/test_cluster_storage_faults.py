@@ -15,6 +15,7 @@ import pytest
 from broker.client import Client
 from broker.local import LocalCluster, Member, Sizes
 from broker.local.servers import zookeeper
+from broker.testing.local_state import state_of
 from tests.kit.load import ClusterLoad
 
 pytestmark = [
@@ -55,7 +56,9 @@ async def test_no_acknowledged_message_is_lost_with_a_process_below_the_nodes(
 ) -> None:
     urls = cluster.urls
     topics = [f"beneath/{victim.__name__}-{number}" for number in range(2)]
-    async with ClusterLoad(urls, topics, state=lambda: state_of(cluster), deadline_s=BACK_S) as work:
+    async with ClusterLoad(
+        urls, topics, state=lambda: state_of(cluster), deadline_s=BACK_S
+    ) as work:
         await work.acknowledged(100)
         async with Client(urls) as client:
             before = [(await client.leader(topic)).node for topic in topics]
