@@ -233,7 +233,7 @@ A case runs in one of three places:
 
 A **mutant** takes the protection away: it replaces one function of the product (`broker/testing/mutants.py`; the
 product itself has no switch). [Guards](../internals/guards.md) lists the rules that mutants drop. `chaos/checkers/`
-explains the names of violations. [Results](../results/2026-11-28-tests.md) has the last run.
+explains the names of violations. [Results](../results/2026-11-29-tests.md) has the last run.
 """
 
 
