@@ -5,6 +5,7 @@ A letter has the message's payload, key and headers. Further headers say why it 
     dead-letter-reason      the error's type and text     dead-letter-topic        where the message was published
     dead-letter-id          the message's id, hex         dead-letter-subscriber   whose handler failed
     dead-letter-tries       how often it was tried        dead-letter-time         when it was given up, RFC 3339
+    dead-letter-generation  that of the message's topic
 
 The key and headers of a message may take 16 KiB together. If the further headers do not fit, the letter leaves out
 the message's own headers, and if need be its key. If the letter is too large for the broker, which bounds a message with
@@ -72,19 +73,22 @@ def letter_of(
     raise AssertionError("the headers of a letter itself always fit")
 
 
-def about(
+def about(  # noqa: PLR0913 - One for each header.
     topic: TopicId,
     subscriber: str,
     message: Message,
     error: BaseException,
     tries: int,
     now_ms: int,
+    *,
+    generation: int,
 ) -> dict[str, str]:
     """Return why a message is a dead letter."""
     return {
         "reason": text_of(error, REASON_BYTES_MAX),
         "id": message.id.hex(),
         "topic": f"{topic.namespace}/{topic.topic}",
+        "generation": str(generation),
         "subscriber": subscriber,
         "tries": str(tries),
         "time": rfc3339(now_ms),

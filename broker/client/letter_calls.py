@@ -23,7 +23,7 @@ from broker.client.dead_letters import (
 )
 from broker.client.positions import id_of
 from broker.client.values import IdPlace, NewMessage, TopicName
-from broker.errors import BadRequest, NotFound, TopicNotFound
+from broker.errors import BadRequest, NotFound, TopicNotFound, TopicRecreated
 from broker.model import Message, MessageId, TopicId
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ class OpenLetter(NamedTuple):
     """A dead letter.
 
     ``message`` is the letter as it is in the topic of dead letters, and ``message_id`` the id of the message that failed.
-    ``left_out`` names the parts that the letter does not have. ``time`` is when it was given up, RFC 3339. It was open when
+    ``generation`` is that of ``topic`` at that time; None if the letter does not tell it. ``left_out`` names the parts that the
+    letter does not have. ``time`` is when it was given up, RFC 3339. It was open when
     the message ``read_through`` was the last one in the topic of dead letters.
     """
 
     message: Message
     message_id: MessageId
     topic: str
+    generation: int | None
     subscriber: str
     tries: str
     reason: str
@@ -119,6 +121,7 @@ class DeadLetterCalls:
             NotFound: there is no such open letter, also if it was retried or dropped since ``list``; or it leaves parts
                 out, and the message that has them is gone.
             BadRequest: the message's key and headers leave no room for the header of a retry.
+            TopicRecreated: the message's topic was deleted and created again.
         """
         found = await self._found(topic, letter, letters)
         whole = await self._whole(found)
@@ -133,9 +136,16 @@ class DeadLetterCalls:
                 "fewer headers; then drop the letter."
             )
         again = NewMessage(whole.payload, whole.key, headers)
-        published = await self._client.publish(
-            found.topic, again, idempotency_key=f"dead-letter-retry.{found.id.hex()}"
-        )
+        key = f"dead-letter-retry.{found.id.hex()}"
+        try:
+            published = await self._client.publish(
+                found.topic, again, idempotency_key=key, generation=found.generation
+            )
+        except TopicRecreated as error:
+            raise TopicRecreated(
+                f"Dead letter {found.id.hex()} can't be retried: topic {found.topic} was deleted and created again. "
+                "Publish the message to the new topic, or drop the letter."
+            ) from error
         await self._settle(topic, letters, found, "retry")
         return published.first_id
 
@@ -219,10 +229,12 @@ def _letter(message: Message, through: MessageId) -> OpenLetter | None:
     def told(name: str) -> str:
         return message.headers.get(PREFIX + name, b"").decode("utf-8", "backslashreplace")
 
+    generation = told("generation")[:20]
     return OpenLetter(
         message,
         identifier,
         told("topic"),
+        int(generation) if generation.isdecimal() and generation.isascii() else None,
         told("subscriber"),
         told("tries"),
         told("reason"),

@@ -308,19 +308,20 @@ class Subscriber:
     ) -> None:
         """Publish a message as a dead letter, then go on behind it."""
         about = dead_letters.about(
-            self.topic, self.name, message, failed.error, failed.tries, self._clock.now_ms()
+            self.topic,
+            self.name,
+            message,
+            failed.error,
+            failed.tries,
+            self._clock.now_ms(),
+            generation=progress.generation,
         )
         await self._letters.put(message, about)
         await self._handling.skip(message)
         progress.handled([message])
         self.counts.dead_letters += 1
-        log.error(
-            "message %s of %s is a dead letter in %s: %s",
-            message.id.hex(),
-            self.topic,
-            self._letters.topic,
-            about["reason"],
-        )
+        told = (message.id.hex(), self.topic, self._letters.topic, about["reason"])
+        log.error("message %s of %s is a dead letter in %s: %s", *told)
         await self._save(progress)
 
     async def _begin(self) -> MessageId | None:

@@ -103,7 +103,7 @@ class SubscriberProgress:
         self.after, tried = taken.place
         self.tried = self.tried_written = tried
         self.suspects = taken.suspects
-        self._generation = taken.generation
+        self.generation = taken.generation
         self._messages = 0
         self._written_s = now_s
 
@@ -115,7 +115,7 @@ class SubscriberProgress:
     @property
     def read_from(self) -> Place | None:
         """The place to read behind; None: the beginning."""
-        return None if self.after is None else Place(self.after, self._generation)
+        return None if self.after is None else Place(self.after, self.generation)
 
     @property
     def is_written(self) -> bool:

@@ -82,7 +82,7 @@ class Connection(web.RequestHandler):
         self._server = server
         self.account: Account
         self.usage: Usage
-        """What the current request uses of the budgets."""
+        """The share of the budgets that the current request uses."""
         self._content: StreamReader | None = None
         """The body of the current request."""
         self.busy = False

@@ -1,4 +1,4 @@
-"""What the formats and both directions share: messages of records, the contents of a file, a part that grows, the progress."""
+"""The parts that all formats and both directions share: messages as records, the contents of a file, a growing part, the progress."""
 
 from __future__ import annotations
 

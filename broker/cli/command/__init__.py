@@ -1,1 +1,1 @@
-"""What each command is made of: its call of a broker, options, output, problems, contexts and completion."""
+"""The parts of a command: its call of a broker, options, output, problems, contexts and completion."""

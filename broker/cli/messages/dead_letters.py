@@ -13,7 +13,7 @@ from broker.cli.command.output import table, write_line, write_properties
 from broker.client import OpenLetter, SyncClient
 from broker.client.dead_letters import default_topic
 from broker.client.letter_calls import LISTED_MAX
-from broker.errors import BadRequest, BrokerError, NotFound
+from broker.errors import BadRequest, BrokerError, NotFound, TopicRecreated
 from broker.escapes import escaped
 from broker.model import MessageId, TopicId
 from broker.transfer.jsonlines import message_json
@@ -195,7 +195,7 @@ def _settle(call: BrokerCall, of: _Named, way: Literal["retry", "drop"], done: s
         for letter in _chosen(client, of, refused):
             try:
                 settle(of.topic, letter, letters=of.letters)
-            except (BadRequest, NotFound) as error:
+            except (BadRequest, NotFound, TopicRecreated) as error:
                 refused.append(error)
                 continue
             settled.append((letter.id if isinstance(letter, OpenLetter) else letter).hex())

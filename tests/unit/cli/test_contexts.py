@@ -183,7 +183,7 @@ def test_a_damaged_file_of_contexts_is_named(capsys, content):
 
 
 def test_certificates_that_can_not_be_read_are_named(capsys, tmp_path):
-    """Nothing was sent, so the outcome is not unknown."""
+    """The client sent no request, so the outcome is known."""
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
     given = ("--url", "https://127.0.0.1:1", "--ca-file", str(file))

@@ -10,12 +10,14 @@ ERROR = ValueError("no such thing")
 
 
 def letter(message: Message, error: BaseException = ERROR, **options):
-    about = dead_letters.about(TOPIC, "mailer", message, error, 5, 1_764_000_001_000)
+    about = dead_letters.about(TOPIC, "mailer", message, error, 5, 1_764_000_001_000, generation=3)
     return dead_letters.letter_of(about, message, **options)
 
 
 def key(topic: TopicId, subscriber: str, message: Message):
-    return dead_letters.key_of(dead_letters.about(topic, subscriber, message, ERROR, 1, 0), message)
+    return dead_letters.key_of(
+        dead_letters.about(topic, subscriber, message, ERROR, 1, 0, generation=3), message
+    )
 
 
 def test_a_letter_keeps_the_message_and_says_why():
@@ -26,6 +28,7 @@ def test_a_letter_keeps_the_message_and_says_why():
         "dead-letter-reason": b"ValueError: no such thing",
         "dead-letter-id": ID.hex().encode(),
         "dead-letter-topic": b"ns/t",
+        "dead-letter-generation": b"3",
         "dead-letter-subscriber": b"mailer",
         "dead-letter-tries": b"5",
         "dead-letter-time": b"2025-11-24T16:00:01.000Z",

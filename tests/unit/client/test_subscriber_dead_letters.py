@@ -9,7 +9,7 @@ import pytest
 
 from broker.client import NewMessage, SubscriberOptions, TopicNotFound
 from broker.client.dead_letters import RETRY_FOR, retry_for
-from broker.errors import BadRequest, BodyTooLarge, NotFound
+from broker.errors import BadRequest, BodyTooLarge, NotFound, TopicRecreated
 from broker.model import Message
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
@@ -50,6 +50,7 @@ async def test_a_message_that_always_fails_becomes_a_dead_letter_and_the_others_
         "reason": "ValueError: can't handle [b'poison']",
         "id": poison.id.hex(),
         "topic": TOPIC,
+        "generation": "1",
         "subscriber": "mailer",
         "tries": "3",
     }
@@ -188,6 +189,25 @@ async def test_a_letter_that_was_settled_since_it_was_listed_is_not_open(
         with pytest.raises(NotFound, match="since"):
             await getattr(calls, then)(TOPIC, letter)
     assert await client.poll(TOPIC) == before
+
+
+async def test_a_letter_of_a_former_generation_is_not_published_to_the_new_topic(
+    world: World,
+) -> None:
+    client = world.client()
+    await client.publish(TOPIC, b"poison")
+    subscriber = client.subscriber(TOPIC, "mailer", Handled(lambda _: True), tries_max=1)
+    async with running(subscriber):
+        while not subscriber.counts.dead_letters:
+            await pass_time(0.1)
+    await client.delete_topic(TOPIC)
+    await client.create_topic(TOPIC)
+    [letter] = await client.dead_letters.list(TOPIC)
+    with pytest.raises(TopicRecreated, match="was deleted and created again"):
+        await client.dead_letters.retry(TOPIC, letter)
+    assert await client.poll(TOPIC) == []
+    await client.dead_letters.drop(TOPIC, letter)
+    assert await client.dead_letters.list(TOPIC) == []
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "1"])

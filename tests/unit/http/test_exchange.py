@@ -30,7 +30,7 @@ async def test_a_connection_stays_open_as_its_client_wishes(
 
 
 async def test_a_request_works_for_its_caller() -> None:
-    """What waits for threads and for the loop waits in turns of the callers."""
+    """Requests that wait for a thread or for the loop go on in turns, one of each caller."""
     seen: list[str] = []
     broker = Broker(authorize=lambda *_: seen.append(CALLER.get()))
     async with listening(broker) as http:
