@@ -120,7 +120,9 @@ class TephraConnection(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if self._transport is not None and not self._is_paused:
+        if (
+            self._transport is not None
+        ):  # No byte has come since the pause, so no other one has begun.
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
