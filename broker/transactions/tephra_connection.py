@@ -120,9 +120,8 @@ class TephraConnection(asyncio.BufferedProtocol):
             self._server.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if (
-            self._transport is not None
-        ):  # No byte has come since the pause, so no other one has begun.
+        # No byte has come since the pause, so no other pause has begun.
+        if self._transport is not None:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
