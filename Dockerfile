@@ -2,7 +2,7 @@
 # docker-compose.cluster.yml runs nodes of a cluster.
 #
 #   docker build -t tms-broker .
-#   docker run -p 127.0.0.1:8080:8080 -v broker-data:/data tms-broker
+#   docker run -e BROKER_ACCESS__ACCESS_MODE=open -p 127.0.0.1:8080:8080 -v broker-data:/data tms-broker
 
 FROM python:3.12-slim AS build
 WORKDIR /build

@@ -156,6 +156,10 @@ class Forbidden(RequestError, code="forbidden", status=403):
     """The caller may not do this, or a browser sends the request for a page of another site (`Origin`, `Host`)."""
 
 
+class Unauthenticated(RequestError, code="unauthenticated", status=401):
+    """The request names no caller, or its credentials are not valid (any more)."""
+
+
 class NotAllowed(RequestError, code="not_allowed", status=403):
     """This node's configuration does not allow the operation; the message names the key that allows it."""
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from broker import logs
+from broker.access.gate import Gate, OpenGate
 from broker.api import asked
 from broker.api.origins import Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
@@ -21,37 +23,32 @@ from broker.errors import (
     BadName,
     BadRequest,
     BrokerError,
+    Forbidden,
     MethodNotAllowed,
     Overloaded,
     StorageCorrupt,
+    TopicNotFound,
+    Unauthenticated,
 )
 from broker.http.budget import Cut, Usage
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
-from broker.http.request import PathNames, Request
+from broker.http.request import Request
 from broker.metrics import OK, Metrics
 from broker.moments import span_s
-from broker.operations.operation import Action
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX, TIMEOUT
+from broker.principal import NOWHERE, Remote
 
 UNKNOWN_ROUTE = "unknown"
 PREFLIGHT = "preflight"
 INTERNAL = BrokerError.code
+ASKS_FOR_CREDENTIALS: Final[Headers] = (("WWW-Authenticate", 'Bearer realm="broker"'),)
+_STAYS_OPEN: Final = (BadName, Forbidden, TopicNotFound, Unauthenticated)
+"""The refusals after which a connection stays open, if the whole body has arrived."""
 
 log = logs.get_logger()
 monotonic: Callable[[], float] = time.perf_counter
 """Measures how long answers take, for metrics only. No decision depends on it."""
-
-
-Authorize = Callable[[str | None, Action, PathNames], None]
-"""Takes the principal (None: unknown), the action, and the names in the path.
-
-Returns if the action is allowed. Raises Forbidden if not.
-"""
-
-
-def allow_all(principal: str | None, action: Action, resource: PathNames) -> None:
-    """Allow every action: there are no rules yet."""
 
 
 class Dispatch:
@@ -63,9 +60,9 @@ class Dispatch:
         metrics: Metrics,
         config: Config | None = None,
         *,
-        authorize: Authorize = allow_all,
+        gate: Gate | None = None,
     ) -> None:
-        """Keep the table of routes, the access rules, and the metrics."""
+        """Keep the table of routes, the metrics, and the gate; None: all callers may do everything."""
         config = config or Config()
         self.router = router
         self._origins = Origins.of(config, socket.gethostname())
@@ -74,14 +71,17 @@ class Dispatch:
         # nearly as long as the window of the keys.
         self._timeout_s_max = config.topics.idempotency_window_s / 2
         self._metrics = metrics
-        self._authorize = authorize
+        self._gate = gate or OpenGate()
 
-    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
+    def admit(
+        self, method: str, path: str, headers: Mapping[str, str], remote: Remote = NOWHERE
+    ) -> Admitted | Reply:
         """Return how to serve a request that came by HTTP, or the reply to a preflight.
 
         Raises:
             Forbidden: a browser sent it for a page whose origin is not allowed, or to another name.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
+            Unauthenticated, Forbidden, TopicNotFound: see ``Gate``.
             BadRequest: its Request-Timeout can't be read, or its body is compressed and may not be.
         """
         self._origins.check(headers)
@@ -91,6 +91,8 @@ class Dispatch:
         operation = found.route.operation
         if not operation.is_for_probes:
             self._origins.check_host(headers)
+        principal = self._gate.identify(headers, remote)
+        self._gate.authorize(principal, operation.action, found.names)
         timeout = headers.get(TIMEOUT.name)
         timeout_s = self._deadline_s
         if timeout is not None:
@@ -98,7 +100,7 @@ class Dispatch:
         if operation.keeps_body:
             asked.check_coding(headers)
         most = asked.bytes_max(headers, operation.body_bytes_max)
-        return Admitted(found, found.names, timeout_s, most, timeout is not None)
+        return Admitted(found, found.names, timeout_s, most, timeout is not None, principal)
 
     def headers(self, headers: Mapping[str, str]) -> Headers:
         """Return the header lines for the page of a browser; empty if there are none."""
@@ -110,7 +112,6 @@ class Dispatch:
         operation = found.route.operation
         code = OK
         try:
-            self._authorize(request.principal, operation.action, request.names)
             if request.query_string:
                 operation.check_query(request.query)
             answer = await found.route.handler(request)
@@ -160,14 +161,16 @@ class Dispatch:
     ) -> Reply:
         """Return the reply to a request that reaches no handler.
 
-        The reply closes the connection, as in the original, except for a bad name.
+        The reply closes the connection, as in the original, except for a bad name, and for a caller that may not do this.
         """
         self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
         log.debug("request refused", request_id=request_id, path=path, **_error_fields(error))
-        allow: Headers = ()
+        more: Headers = ()
         if isinstance(error, MethodNotAllowed):
-            allow = (("Allow", ", ".join(self.router.methods(path))),)
-        return error_reply(error, headers, allow, close=not isinstance(error, BadName))
+            more = (("Allow", ", ".join(self.router.methods(path))),)
+        elif isinstance(error, Unauthenticated):
+            more = ASKS_FOR_CREDENTIALS
+        return error_reply(error, headers, more, close=not isinstance(error, _STAYS_OPEN))
 
     def _preflight(self, path: str) -> Reply:
         """Return the answer to a preflight: the methods that a page may send to a path."""

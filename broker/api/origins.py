@@ -27,8 +27,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from broker.config.sections import EVERY_ADDRESS, Config
+from broker.config.text_forms import is_loopback
 from broker.errors import Forbidden
-from broker.http.answer import is_loopback
 from broker.http.reply import Headers, Reply
 from broker.operations.parameters import GENERATION, TIMEOUT
 from broker.operations.table import OPERATIONS

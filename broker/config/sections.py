@@ -23,7 +23,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from broker.config.text_forms import HOST_NAME, HOST_PORT, LISTENED, ORIGIN, TOPIC, URL, Form
+from broker.config.text_forms import (
+    HOST_NAME,
+    HOST_PORT,
+    LISTENED,
+    ORIGIN,
+    TOPIC,
+    URL,
+    Form,
+    is_loopback,
+)
 
 T = TypeVar("T")
 
@@ -75,6 +84,13 @@ class Compression(enum.StrEnum):
     SNAPPY = "snappy"
 
 
+class AccessMode(enum.StrEnum):
+    """Whether callers need credentials."""
+
+    OPEN = "open"
+    REQUIRED = "required"
+
+
 class Role(enum.StrEnum):
     """The services of a node."""
 
@@ -104,7 +120,7 @@ class ServerConfig:
 
     host: str = key(
         "127.0.0.1",
-        "Address to listen on. The broker checks no users: each client that reaches it may do everything.",
+        "Address to listen on. Beyond loopback `access.access_mode` must be set, too.",
         form=LISTENED,
     )
     port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0, most=PORT_MAX)
@@ -143,6 +159,16 @@ class ServerConfig:
     def __post_init__(self) -> None:
         # An address of IPv6 may be written as in a URL.
         object.__setattr__(self, "host", self.host.removeprefix("[").removesuffix("]"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Who may do what."""
+
+    access_mode: AccessMode | None = key(
+        None,
+        "open: clients may do everything. required: they need credentials. None is open, on loopback only.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,6 +439,7 @@ class Config:
     """The whole configuration. Its creation checks it, and raises one ConfigError with all problems."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
@@ -505,6 +532,11 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield f"transactions.thrift_port = {port} must differ from server.port"
     if port is not None and server.role is Role.TOPICS:
         yield "transactions.thrift_port: a node with server.role = topics serves no transactions"
+    if config.access.access_mode is None and not is_loopback(server.host):
+        yield (
+            f"access.access_mode must be set, because server.host = {server.host!r} listens beyond this machine: "
+            "required (callers have credentials and grants) or open (each client that reaches the port may do everything)"
+        )
     yield from _property_problems(topics.topic_properties_default)
     if topics.idempotency_window_s < 2 * server.request_deadline_s:
         yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -32,6 +33,16 @@ def _is_url(text: str) -> bool:
         return False
     has_host = bool(parts.hostname) and "@" not in parts.netloc
     return parts.scheme in {"http", "https"} and has_host and has_port
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a node that listens at ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -15,7 +15,6 @@ request. The caller decides what follows from that.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -62,16 +61,6 @@ class Address(NamedTuple):
 
 def _without_user(parts: SplitResult) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a node that listens at ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class NotSent(Exception):

@@ -28,6 +28,7 @@ from broker.http.budget import Cut
 from broker.http.inbound import Connection
 from broker.http.reply import Answer, Headers, Reply, response_of, send
 from broker.http.request import PathNames, Request
+from broker.principal import ANYONE, Principal, Remote
 from broker.shield import bare
 
 if TYPE_CHECKING:
@@ -51,12 +52,15 @@ class Admitted(NamedTuple):
     timeout_s: float
     body_bytes_max: int | None = None
     is_asked: bool = False
+    principal: Principal = ANYONE
 
 
 class Application(Protocol):
     """Answers requests. The broker serves the one in ``api.dispatch``."""
 
-    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
+    def admit(
+        self, method: str, path: str, headers: Mapping[str, str], remote: Remote
+    ) -> Admitted | Reply:
         """Check a request's head. Return how to serve it, or its reply. Raises BrokerError."""
 
     async def answer(self, found: Any, request: Request) -> Answer:
@@ -156,7 +160,7 @@ class Exchange:
             if refusal is not None:
                 return refusal
             _check_framing(http)
-            admitted = application.admit(http.method, path, headers)
+            admitted = application.admit(http.method, path, headers, connection.remote)
             if isinstance(admitted, Reply):
                 return admitted
             content, bytes_max = http.content, admitted.body_bytes_max
@@ -181,8 +185,9 @@ class Exchange:
             body,
             id=identifier,
             names=admitted.names,
+            principal=admitted.principal,
             deadline=(began if admitted.is_asked else self._clock.monotonic()) + admitted.timeout_s,
-            caller=connection.caller,
+            caller=connection.remote.address,
             source=connection,
             abandoned=connection.abandoned,
             usage=usage,

@@ -34,6 +34,7 @@ from broker.http.drain import (
 )
 from broker.http.reply import Reply, error_reply
 from broker.long_work import CALLER
+from broker.principal import NOWHERE, Remote
 
 if TYPE_CHECKING:
     from broker.http.server import Server
@@ -69,10 +70,10 @@ class Connection(web.RequestHandler):
         "_stall",
         "account",
         "busy",
-        "caller",
         "dismissed",
         "is_new",
         "is_ours",
+        "remote",
         "usage",
     )
 
@@ -95,8 +96,8 @@ class Connection(web.RequestHandler):
         """True if the socket is not read, because too much waits behind the current request."""
         self.is_new = True
         """True until the first request reaches the handler."""
-        self.caller = ""
-        """The address of the client."""
+        self.remote = NOWHERE
+        """The client's end."""
         self.is_ours = False
         """True if the client is this project's client."""
         self.dismissed = False
@@ -137,11 +138,12 @@ class Connection(web.RequestHandler):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
-        self.caller = str(peer[0]) if peer else ""
-        CALLER.set(caller_at(self.caller))  # For the task that aiohttp makes for all requests.
+        address = str(peer[0]) if peer else ""
+        self.remote = Remote(address)
+        CALLER.set(caller_at(address))  # For the task that aiohttp makes for all requests.
         super().connection_made(transport)
         cast("asyncio.Transport", transport).set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        self.account = self._server.budgets.account(self.caller, self._cut)
+        self.account = self._server.budgets.account(address, self._cut)
         self.usage = Usage(self.account)
         refusal = self._server.admit(self)
         if refusal is not None:

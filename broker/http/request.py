@@ -16,6 +16,7 @@ from broker.errors import BadRequest
 from broker.http.budget import BudgetKind, Usage
 from broker.model import MessageId, TopicId
 from broker.places import GENERATION_HEADER, Place, generation_of
+from broker.principal import ANYONE, Principal
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
@@ -52,6 +53,7 @@ class Request:
         headers: case-insensitive.
         body: whole and inflated.
         deadline: in seconds of the monotonic clock.
+        principal: the caller, as its credentials say.
         forwarded: True if a node sent it, not a client.
         repeat: the facts that make a forwarded request repeatable.
         caller: the address of the client that sent it; empty within the process.
@@ -69,7 +71,7 @@ class Request:
     _: KW_ONLY
     id: str = ""
     names: PathNames = NO_NAMES
-    principal: str | None = None
+    principal: Principal = ANYONE
     caller: str = ""
     deadline: float | None = None
     source: object | None = None

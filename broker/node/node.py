@@ -23,13 +23,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker import logs
+from broker.access.access_records import AccessRecords
+from broker.access.gate import Gate, OpenGate, RequiredGate
 from broker.api.dispatch import Dispatch
 from broker.api.routed import OwnService
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
-from broker.config.sections import Config
-from broker.http.answer import is_loopback
+from broker.config.sections import AccessMode, Config
+from broker.config.text_forms import is_loopback
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
 from broker.node.ground import Ground
@@ -92,6 +94,7 @@ class Node:
         self._server: Server | None = None
         self._tephra: TephraServer | None = None
         self._listening: socket.socket | None = None
+        self._access: AccessRecords | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -110,6 +113,8 @@ class Node:
                 self._listening.close()
             if self._tephra is not None:
                 await self._tephra.close(0)
+            if self._access is not None:
+                await self._access.close()
             if self._ground is not None:
                 await self._ground.close()
             raise
@@ -142,7 +147,10 @@ class Node:
         routes = make_routes(
             topics, config, view, routed, transactions, not_ready=self._not_ready, service=service
         )
-        server = Server(Dispatch(Router(routes), self.metrics, config), config, self.clock)
+        gate = await self._open_gate(ground)
+        server = Server(
+            Dispatch(Router(routes), self.metrics, config, gate=gate), config, self.clock
+        )
         if config.transactions.thrift_port is not None:
             serving = OwnService(transactions, routed, deadline_s=config.server.request_deadline_s)
             self._tephra = await serve_tephra(
@@ -154,6 +162,14 @@ class Node:
         sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
         self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
         self._announce()
+
+    async def _open_gate(self, ground: Ground) -> Gate:
+        """Return the gate of the configured mode."""
+        if self.config.access.access_mode is not AccessMode.REQUIRED:
+            return OpenGate()
+        self._access = access = AccessRecords(ground.records, self.clock)
+        await access.open()
+        return RequiredGate(access.rules, self.clock.now_ms)
 
     @property
     def stopped(self) -> asyncio.Future[str]:
@@ -207,6 +223,8 @@ class Node:
             await self._close_topics(
                 self._topics, max(deadline - self.clock.monotonic(), CLOSE_TOPICS_S_MIN)
             )
+        if self._access is not None:
+            await self._access.close()
         if self._ground is not None:
             await self._ground.close()
         log.info("node stopped")
@@ -245,9 +263,10 @@ class Node:
     def _announce(self) -> None:
         where = {} if self.config.cluster.is_on else {"data_dir": str(self.config.storage.data_dir)}
         log.info("node started", url=self.url, **where)
-        if not is_loopback(self.config.server.host):
+        is_open = self.config.access.access_mode is not AccessMode.REQUIRED
+        if is_open and not is_loopback(self.config.server.host):
             log.warning(
-                "listening beyond loopback without access control: "
+                "listening beyond loopback with access_mode = open: "
                 "any client that reaches this port may do everything",
                 host=self.config.server.host,
             )

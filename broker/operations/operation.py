@@ -130,14 +130,37 @@ def choice(name: str, text: str, *words: str, **more: Any) -> WordParameter:
 
 
 class Action(enum.StrEnum):
-    """The kinds of action that a rule can allow."""
+    """The kinds of action that a grant can allow. They are as fine as the harm that they can do."""
 
-    ADMIN = "admin"
+    DESCRIBE = "describe"
+    """See that a topic exists, and its properties."""
     PUBLISH = "publish"
+    ROLLBACK = "rollback"
+    """Roll back publishes of one's own."""
     CONSUME = "consume"
     BROWSE = "browse"
+    """Look at messages without the rules of consuming: uncommitted ones, too."""
+    CURSORS = "cursors"
+    """Named cursors of one's own."""
+    CURSORS_ALL = "cursors_all"
+    """Named cursors of all callers."""
+    SETTINGS = "settings"
+    """Create a topic, and change its properties."""
+    DELETE = "delete"
+    """Delete a topic, or purge its messages."""
     TRANSACTIONS = "transactions"
-    CLUSTER = "cluster"
+    """Transactions of one's own."""
+    TRANSACTIONS_ALL = "transactions_all"
+    """List, abort and invalidate transactions of all callers."""
+    TRANSACTIONS_RESET = "transactions_reset"
+    """Make the service forget transactions: truncate, prune, reset."""
+    CLUSTER_VIEW = "cluster_view"
+    CLUSTER_CHANGE = "cluster_change"
+    METRICS = "metrics"
+    HEALTH = "health"
+    """Ask whether the node works. Every caller may."""
+    ACCESS = "access"
+    """Tokens, grants, quotas."""
 
 
 class RepeatEffect(enum.Enum):

@@ -96,7 +96,11 @@ _WRITE_ERRORS = ("404", "409", "422", "507")
 
 # --- The operations -------------------------------------------------------------------------------
 
-_admin = partial(DeclaredOperation, action=Action.ADMIN, role="topics")
+_describe = partial(DeclaredOperation, action=Action.DESCRIBE, role="topics", effect=_READ)
+_settings = partial(
+    DeclaredOperation, action=Action.SETTINGS, role="topics", effect=_ONCE, by=_LEADER
+)
+_delete = partial(DeclaredOperation, action=Action.DELETE, role="topics", by=_LEADER)
 _publish = partial(DeclaredOperation, action=Action.PUBLISH, role="topics", by=_LEADER)
 _consume = partial(DeclaredOperation, action=Action.CONSUME, role="topics", errors=("404",))
 _browse = partial(DeclaredOperation, action=Action.BROWSE, role="topics", effect=_READ)
@@ -107,11 +111,22 @@ _transaction = partial(
     by=_LEADER,
     has_own_deadline=True,
 )
-_cluster = partial(DeclaredOperation, action=Action.CLUSTER, by=_ANY, errors=("404",))
+_cluster = partial(
+    DeclaredOperation, action=Action.CLUSTER_CHANGE, effect=_IDEMPOTENT, by=_ANY, errors=("404",)
+)
+_look = partial(
+    DeclaredOperation,
+    method="GET",
+    action=Action.CLUSTER_VIEW,
+    effect=_READ,
+    by=_ANY,
+    errors=("404",),
+)
+_cursor = partial(DeclaredOperation, action=Action.CURSORS, role="topics", by=_ANY, errors=("404",))
 _node = partial(
     DeclaredOperation,
     method="GET",
-    action=Action.CLUSTER,
+    action=Action.HEALTH,
     effect=_READ,
     by=_NODE,
     has_own_deadline=True,
@@ -120,16 +135,16 @@ _node = partial(
 # fmt: off
 OPERATIONS: Final = (
     # The nine endpoints of the original.
-    _admin("create_topic", "PUT", TOPIC, effect=_ONCE, by=_LEADER, summary="Create a topic.",
+    _settings("create_topic", "PUT", TOPIC, summary="Create a topic.",
         takes=_json(sent.PropertiesSent), needs_body=False, errors=("409",), keeps_body=True),
-    _admin("update_topic", "PUT", f"{TOPIC}/properties", effect=_ONCE, by=_LEADER,
+    _settings("update_topic", "PUT", f"{TOPIC}/properties",
         summary="Replace all properties of a topic.", takes=_json(sent.PropertiesSent), needs_body=False,
         errors=("404",), keeps_body=True),
-    _admin("show_topic", "GET", TOPIC, effect=_READ, by=_LEADER, summary="Show a topic's properties.",
+    _describe("show_topic", "GET", TOPIC, by=_LEADER, summary="Show a topic's properties.",
         told="All properties, as strings.", gives=_json(replies.Properties), errors=("404",)),
-    _admin("list_topics", "GET", TOPICS, effect=_READ, by=_ANY, summary="List the topics of a namespace.",
+    _describe("list_topics", "GET", TOPICS, by=_ANY, summary="List the topics of a namespace.",
         told="Their names, sorted by bytes.", gives=_json(replies.Names)),
-    _admin("delete_topic", "DELETE", TOPIC, effect=_ONCE, by=_LEADER, summary="Delete a topic.", errors=("404",)),
+    _delete("delete_topic", "DELETE", TOPIC, effect=_ONCE, summary="Delete a topic.", errors=("404",)),
     _publish("publish", "POST", f"{TOPIC}/publish", effect=_KEYED,
         summary="Publish messages, or the reference to the messages that a transaction stored.",
         parameters=(KEY, *PRODUCER, TTL), takes=(*_SENT, *_RAW),
@@ -139,7 +154,7 @@ OPERATIONS: Final = (
     _publish("store", "POST", f"{TOPIC}/store", effect=_KEYED,
         summary="Store messages of a transaction, to be published by reference.", parameters=(KEY, TTL), takes=_SENT,
         told="Stored.", reply_headers=REPLAYED, errors=_WRITE_ERRORS, body_bytes_max=None, has_own_deadline=True),
-    _publish("rollback", "POST", f"{TOPIC}/rollback", effect=_IDEMPOTENT,
+    _publish("rollback", "POST", f"{TOPIC}/rollback", action=Action.ROLLBACK, effect=_IDEMPOTENT,
         summary="Roll a transactional publish back.",
         takes=((AVRO, bytes), *_json(sent.RollbackRequest), (AVRO_JSON, replies.AvroPublishResponse)),
         told="Rolled back. Also the answer if there was nothing to roll back.", errors=("404", "422", "507")),
@@ -151,7 +166,7 @@ OPERATIONS: Final = (
         gives=((AVRO, bytes), (MESSAGES, bytes), *_json(replies.Polled), (AVRO_JSON, replies.AvroConsumeResponse)),
         reply_headers=BLOCKED_BY, body_bytes_max=SNAPSHOT_BYTES_MAX, has_own_deadline=True),
     # More about topics.
-    _admin("namespaces", "GET", NAMESPACES, effect=_READ, by=_ANY, summary="List the namespaces that have topics.",
+    _describe("namespaces", "GET", NAMESPACES, by=_ANY, summary="List the namespaces that have topics.",
         told="Their names, sorted.", gives=_json(replies.Names)),
     _browse("browse", "GET", _MESSAGES, by=_LEADER, summary="Look at messages without consuming.", parameters=PAGE,
         told="A page.", gives=_json(replies.BrowsePage), errors=("404",)),
@@ -159,7 +174,7 @@ OPERATIONS: Final = (
         summary="Look at messages, and see which of them a transaction could consume.", parameters=PAGE,
         takes=_SNAPSHOT, told="A page.", gives=_json(replies.BrowsePageAs), errors=("404",),
         body_bytes_max=SNAPSHOT_BYTES_MAX),
-    _admin("purge", "POST", f"{TOPIC}/purge", effect=_IDEMPOTENT, by=_LEADER,
+    _delete("purge", "POST", f"{TOPIC}/purge", effect=_IDEMPOTENT,
         summary="Remove all messages published before a moment. This can't be undone.", parameters=(BEFORE,),
         told="From now on no node shows them.", gives=_json(replies.Purged), errors=("404", "507")),
     _browse("stats", "GET", f"{TOPIC}/stats", by=_LEADER, summary="Show figures about a topic's contents.",
@@ -191,7 +206,7 @@ OPERATIONS: Final = (
         parameters=EVENTS_FROM,
         told="Events; the data of each is an Event. Before the first event comes an id alone, to resume behind.",
         gives=((EVENTS, str),), has_own_deadline=True),
-    _browse("leader", "GET", f"{TOPIC}/leader", by=_LEADER, summary="Ask which node leads a topic.",
+    _describe("leader", "GET", f"{TOPIC}/leader", by=_LEADER, summary="Ask which node leads a topic.",
         told="That node; null while no node may lead. The epoch is null until a node has claimed the topic.",
         gives=_json(replies.Leader), errors=("404",)),
     _browse("blockers", "POST", f"{TOPIC}/blockers", by=_LEADER,
@@ -199,39 +214,39 @@ OPERATIONS: Final = (
         parameters=BLOCKED,
         takes=(*_SNAPSHOT, (THRIFT, bytes)), needs_body=False, told="If the list is empty, no transaction blocks.",
         gives=_json(replies.Blockers), errors=("404",), body_bytes_max=SNAPSHOT_BYTES_MAX),
-    _browse("cursors", "GET", f"{TOPIC}/cursors", by=_ANY,
+    _cursor("cursors", "GET", f"{TOPIC}/cursors", effect=_READ,
         summary="List a topic's named cursors, each with its lag, in the order of their names.",
         parameters=CURSOR_PAGE,
         told="A page.", gives=_json(replies.Cursors), errors=("404",)),
-    _consume("show_cursor", "GET", _CURSOR, effect=_READ, by=_ANY, summary="Show a named cursor and its lag.",
+    _cursor("show_cursor", "GET", _CURSOR, effect=_READ, summary="Show a named cursor and its lag.",
         told="The cursor.", gives=_json(replies.CursorLag)),
-    _consume("put_cursor", "PUT", _CURSOR, effect=_ONCE, by=_ANY,
+    _cursor("put_cursor", "PUT", _CURSOR, effect=_ONCE,
         summary="Move or create a named cursor, if its version is the expected one.", takes=_json(sent.CursorSent),
         told="The new cursor.", gives=_json(replies.Cursor), errors=("404", "409"), body_bytes_max=CURSOR_BYTES_MAX),
-    _consume("delete_cursor", "DELETE", _CURSOR, effect=_IDEMPOTENT, by=_ANY, summary="Delete a named cursor.",
+    _cursor("delete_cursor", "DELETE", _CURSOR, effect=_IDEMPOTENT, summary="Delete a named cursor.",
         told="The cursor does not exist any more.", gives=_json(replies.CursorDeleted)),
     # Transactions.
     _transaction("start_transaction", "POST", TRANSACTIONS, effect=_ONCE, summary="Begin a transaction.",
         takes=_json(sent.TransactionSent), needs_body=False, told="The transaction.", gives=_TRANSACTION_GIVEN,
         errors=("409", "507")),
-    _transaction("list_transactions", "GET", TRANSACTIONS, effect=_LED_READ,
+    _transaction("list_transactions", "GET", TRANSACTIONS, action=Action.TRANSACTIONS_ALL, effect=_LED_READ,
         summary="List the transactions in progress, the oldest first.", parameters=(TRANSACTION_LIMIT,),
         told="The transactions, and the counts of all.", gives=_json(replies.TransactionList)),
     _transaction("transactions_snapshot", "GET", f"{TRANSACTIONS}/snapshot", effect=_LED_READ,
         summary="Show a snapshot as of now, without beginning a transaction; or the whole state in Tephra's snapshot format.",
         told="The snapshot.", gives=(*_TRANSACTION_GIVEN, (TEPHRA_SNAPSHOT, bytes))),
-    _transaction("truncate_transactions", "POST", f"{TRANSACTIONS}/truncate", effect=_IDEMPOTENT,
+    _transaction("truncate_transactions", "POST", f"{TRANSACTIONS}/truncate", action=Action.TRANSACTIONS_RESET, effect=_IDEMPOTENT,
         summary="Remove pointers from the invalid list. No topic may have messages of them any more.",
         takes=_json(sent.TruncateSent), told="How many of them were invalid.", gives=_json(replies.Truncated), errors=("507",),
         body_bytes_max=JSON_TEXT_BYTES_MAX, unhides="truncation"),
-    _transaction("prune_plan", "GET", _PRUNE, effect=_READ, by=_ANY, role="topics",
+    _transaction("prune_plan", "GET", _PRUNE, action=Action.TRANSACTIONS_RESET, effect=_READ, by=_ANY, role="topics",
         summary="Show how many invalid transactions the service may forget, and why not more.", parameters=(THROUGH,),
         told="The plan. Nothing was changed.", gives=_json(replies.PrunePlan), has_own_deadline=False),
-    _transaction("prune_transactions", "POST", _PRUNE, effect=_IDEMPOTENT, by=_ANY, role="topics",
+    _transaction("prune_transactions", "POST", _PRUNE, action=Action.TRANSACTIONS_RESET, effect=_IDEMPOTENT, by=_ANY, role="topics",
         summary="Let the service forget the invalid transactions that have no messages left in any topic.",
         parameters=(THROUGH,), told="The forgotten transactions.", gives=_json(replies.Pruned), errors=("507",),
         has_own_deadline=False, notes="removed"),
-    _transaction("reset_transactions", "POST", f"{TRANSACTIONS}/reset", action=Action.ADMIN, effect=_IDEMPOTENT,
+    _transaction("reset_transactions", "POST", f"{TRANSACTIONS}/reset", action=Action.TRANSACTIONS_RESET, effect=_IDEMPOTENT,
         summary="Forget all transactions, also those in progress. The service is then as new.",
         told="How many transactions in progress and invalid pointers no longer hide messages.", gives=_json(replies.Reset),
         errors=("507",), unhides="reset"),
@@ -255,23 +270,23 @@ OPERATIONS: Final = (
         summary="Give a transaction a further write pointer.", told="The transaction.", gives=_TRANSACTION_GIVEN,
         errors=("409", "507")),
     # The cluster.
-    _cluster("cluster", "GET", _CLUSTER, effect=_READ,
+    _look("cluster", template=_CLUSTER,
         summary="Show all nodes of the cluster. This node asks each of them.", parameters=(TOPICS_TOO,),
         told="The views of the nodes that answer.", gives=_json(replies.ClusterStatus)),
-    _cluster("cluster_node", "GET", f"{_CLUSTER}/node", effect=_READ, by=_NODE,
+    _look("cluster_node", template=f"{_CLUSTER}/node", by=_NODE,
         summary="Show this node's view of itself. It asks no other node.", parameters=(TOPICS_TOO,), told="The view.",
         gives=_json(replies.ClusterNode)),
-    _cluster("drain", "POST", f"{_CLUSTER}/nodes/{{node}}/drain", effect=_IDEMPOTENT,
+    _cluster("drain", "POST", f"{_CLUSTER}/nodes/{{node}}/drain",
         summary="Drain a node: it leads no topic until it is undrained.", told="Its topics will move.",
         gives=_json(replies.Drained)),
-    _cluster("undrain", "POST", f"{_CLUSTER}/nodes/{{node}}/undrain", effect=_IDEMPOTENT,
+    _cluster("undrain", "POST", f"{_CLUSTER}/nodes/{{node}}/undrain",
         summary="Undrain a node: it may lead topics again.", told="Topics will move to it.", gives=_json(replies.Drained)),
-    _cluster("pins", "GET", f"{_CLUSTER}/pins", effect=_READ, summary="List the topics that are pinned to a node.",
+    _look("pins", template=f"{_CLUSTER}/pins", summary="List the topics that are pinned to a node.",
         told="All pins.", gives=_json(replies.Pins)),
-    _cluster("pin", "PUT", _PIN, effect=_IDEMPOTENT,
+    _cluster("pin", "PUT", _PIN,
         summary="Pin a topic to a node: the node leads it as long as the node lives.", takes=_json(sent.PinSent),
         told="The topic will move.", gives=_json(replies.Pinned)),
-    _cluster("unpin", "DELETE", _PIN, effect=_IDEMPOTENT, summary="Let any node lead a topic again.",
+    _cluster("unpin", "DELETE", _PIN, summary="Let any node lead a topic again.",
         told="The topic has no pin.", gives=_json(replies.Pinned)),
     # The node itself.
     _node("ping", template="/ping", summary="Ask whether the node answers.", told="It does.",
@@ -283,7 +298,7 @@ OPERATIONS: Final = (
         gives=_json(replies.Health), is_for_probes=True),
     _node("readyz", template="/readyz", summary="Ask whether this node takes requests.", told="It does.",
         gives=_json(replies.Ready), is_for_probes=True),
-    _node("metrics", template="/metrics", summary="Show all metrics for Prometheus.",
+    _node("metrics", action=Action.METRICS, template="/metrics", summary="Show all metrics for Prometheus.",
         told="The metrics, in the text format.", gives=((METRICS, str),), is_for_probes=True),
     _node("product", template="/", summary="Ask which product this is, and where its interface is described.",
         told="Its name and version.", gives=_json(replies.Product)),

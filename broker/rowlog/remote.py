@@ -38,6 +38,7 @@ from broker.http.pool import Pool, open_connection
 from broker.http.reply import Answer, Headers, Reply, error_reply, json_reply, unexpected_reply
 from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server
+from broker.principal import NOWHERE, Remote
 from broker.rowlog.listeners import (
     ListenerFailed,
     LocalListeners,
@@ -143,7 +144,9 @@ class ListenerNode:
 
     # The Application that the server calls.
 
-    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
+    def admit(
+        self, method: str, path: str, headers: Mapping[str, str], remote: Remote = NOWHERE
+    ) -> Admitted | Reply:
         """Return the target of a request. Raises NotFound, Forbidden."""
         if "Origin" in headers:
             raise Forbidden("No page may call listeners.")

@@ -17,8 +17,9 @@ from aiohttp import ClientSession, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
+from broker.access.gate import Gate
 from broker.api.cluster import ClusterView
-from broker.api.dispatch import Authorize, Dispatch, allow_all
+from broker.api.dispatch import Dispatch
 from broker.api.routed import Routed, epoch_of
 from broker.api.router import Router
 from broker.api.routes import make_routes
@@ -100,7 +101,7 @@ class Broker:
         *,
         clock: Clock | None = None,
         stores: tuple[Logs, RecordStore] | None = None,
-        authorize: Authorize = allow_all,
+        gate: Gate | None = None,
         cluster: ClusterView | None = None,
     ) -> None:
         """Assemble a node alone, over memory or over ``stores``; ``cluster`` is the view that it shows."""
@@ -128,7 +129,7 @@ class Broker:
             self.transactions,
             not_ready=lambda: self.not_ready,
         )
-        self.dispatch = Dispatch(Router(routes), self.metrics, self.config, authorize=authorize)
+        self.dispatch = Dispatch(Router(routes), self.metrics, self.config, gate=gate)
         self.server = Server(self.dispatch, self.config, self.clock)
         self.checker = Checker()
 
@@ -177,13 +178,22 @@ class Broker:
         headers = CIMultiDict() if headers is None else headers
         path, _, query_string = target.partition("?")
         try:
-            found = self.dispatch.router.find(method, path)
+            admitted = self.dispatch.admit(method, path, headers)
         except BrokerError as error:
             return self.dispatch.refuse(error, path, headers)
+        if isinstance(admitted, Reply):
+            return admitted
         request = Request(
-            method, path, query_string, headers, body, names=found.names, deadline=deadline
+            method,
+            path,
+            query_string,
+            headers,
+            body,
+            names=admitted.names,
+            principal=admitted.principal,
+            deadline=deadline,
         )
-        return await self.dispatch.answer(found, request)
+        return await self.dispatch.answer(admitted.found, request)
 
     async def someone_waits(self) -> None:
         """Return once a poll or a stream waits for a message."""

@@ -18,6 +18,8 @@ from typing import Any, Final
 from broker.client import Client
 from broker.client.values import Settings
 from broker.config.sections import (
+    AccessConfig,
+    AccessMode,
     ClusterConfig,
     Config,
     HBaseConfig,
@@ -194,6 +196,7 @@ class SimCluster:
 
 def node_config(host: str, instance: int | None = None, **sections: Any) -> Config:
     """Return the configuration of a simulated node; ``sections`` replace whole sections."""
+    sections.setdefault("access", AccessConfig(access_mode=AccessMode.OPEN))
     return Config(
         server=ServerConfig(host=host, port=PORT),
         cluster=ClusterConfig(zookeeper_hosts=("coordinator:2181",), instance_id=instance),

@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from broker.api import origins as module
 from broker.api.openapi import make_document
 from broker.api.origins import HEADERS_TAKEN, Origins, canonical, names_of
-from broker.config.sections import ClusterConfig, Config, ServerConfig
+from broker.config.sections import AccessConfig, AccessMode, ClusterConfig, Config, ServerConfig
 from broker.errors import Forbidden
 from broker.places import GENERATION_HEADER
 from tests.kit.serving import Broker, Http, RawHttp, listening, topic_path
@@ -21,6 +21,9 @@ APP = "https://app.example"
 EVIL = "http://evil.example"
 PUBLISH = topic_path("t", "publish")
 EVENTS = topic_path("t", "events")
+
+
+OPEN = AccessConfig(access_mode=AccessMode.OPEN)
 
 
 def refused(origins: Origins, **headers: str) -> bool:
@@ -84,7 +87,8 @@ def test_programs_without_these_headers_pass() -> None:
     ],
 )
 def test_only_a_node_on_loopback_checks_the_name(host: str, is_refused: bool) -> None:
-    origins = Origins.of(replace(Config(), server=ServerConfig(host=host)), "box")
+    config = replace(Config(), server=ServerConfig(host=host), access=OPEN)
+    origins = Origins.of(config, "box")
     assert refused(origins, Host="broker.namespace.svc:8080") == is_refused
 
 
@@ -169,7 +173,7 @@ def test_a_node_s_own_names() -> None:
     assert names_of(Config(), "") == {"localhost", "127.0.0.1"}
     server = ServerConfig(host="0.0.0.0", host_names=("lb.example",))
     cluster = ClusterConfig(advertised_url="http://node-1:8081")
-    config = replace(Config(), server=server, cluster=cluster)
+    config = replace(Config(), server=server, cluster=cluster, access=OPEN)
     names = names_of(config, "box.example")
     assert names == {"localhost", "lb.example", "node-1", "box.example", "box"}
 

@@ -122,6 +122,7 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
             },
             "cluster.advertised_url must be set if server.host = '0.0.0.0'",
         ),
+        ({"server": ServerConfig(host="10.0.0.1")}, "access.access_mode must be set"),
         ({"transactions": TransactionsConfig(thrift_port=65_536)}, "thrift_port = 65536"),
         (
             {"transactions": TransactionsConfig(thrift_port=8080)},

@@ -14,10 +14,10 @@ def toml(folder: Path, text: str) -> Path:
 
 def test_later_sources_override_earlier_ones_and_are_named(tmp_path: Path) -> None:
     file = toml(tmp_path, "[server]\nport = 1\nhost = 'a'\nheaders_max = 20\n")
-    environment = {"BROKER_SERVER__PORT": "2", "BROKER_SERVER__HOST": "b", "PATH": "/bin"}
+    environment = {"BROKER_SERVER__PORT": "2", "BROKER_SERVER__HOST": "::1", "PATH": "/bin"}
     settings = load(file=file, environment=environment, flags={"server.port": "3"})
     server = settings.config.server
-    assert (server.port, server.host, server.headers_max) == (3, "b", 20)
+    assert (server.port, server.host, server.headers_max) == (3, "::1", 20)
     assert settings.origins["server.port"] == "flag --port"
     assert settings.origins["server.host"] == "environment BROKER_SERVER__HOST"
     assert settings.origins["server.headers_max"] == f"file {file}"

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from broker.access.gate import OpenGate
 from broker.long_work import CALLER
 from tests.kit.serving import Broker, Http, RawHttp, listening
 
@@ -32,7 +33,12 @@ async def test_a_connection_stays_open_as_its_client_wishes(
 async def test_a_request_works_for_its_caller() -> None:
     """Requests that wait for a thread or for the loop go on in turns, one of each caller."""
     seen: list[str] = []
-    broker = Broker(authorize=lambda *_: seen.append(CALLER.get()))
+
+    class Noting(OpenGate):
+        def authorize(self, *_: object) -> None:
+            seen.append(CALLER.get())
+
+    broker = Broker(gate=Noting())
     async with listening(broker) as http:
         for address in ("127.0.0.2", "127.0.0.3"):
             reader, writer = await asyncio.open_connection(

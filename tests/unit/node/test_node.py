@@ -17,6 +17,8 @@ from structlog.testing import capture_logs
 
 from broker.clock import Clock
 from broker.config.sections import (
+    AccessConfig,
+    AccessMode,
     ClusterConfig,
     Config,
     HBaseConfig,
@@ -42,8 +44,15 @@ from tests.kit.bench import HookedTable
 from tests.kit.serving import Http, RawHttp, topic_path
 
 
-def config(directory: Path, *, host: str = "127.0.0.1", port: int = 0) -> Config:
+def config(
+    directory: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    access_mode: AccessMode | None = None,
+) -> Config:
     return Config(
+        access=AccessConfig(access_mode=access_mode),
         server=ServerConfig(host=host, port=port),
         storage=StorageConfig(data_dir=directory),
         sweep=SweepConfig(sweep_interval_s=0.1, sweep_rest_s=0),
@@ -90,10 +99,10 @@ async def test_a_store_that_other_users_may_read_is_a_warning(tmp_path: Path) ->
 
 async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
     with capture_logs() as lines:
-        async with started(config(tmp_path, host="0.0.0.0")) as one:
+        async with started(config(tmp_path, access_mode=AccessMode.OPEN, host="0.0.0.0")) as one:
             assert one.url == f"http://127.0.0.1:{one.port}"
     (warning,) = [line["event"] for line in lines if line["log_level"] == "warning"]
-    assert "beyond loopback without access control" in warning
+    assert "beyond loopback with access_mode = open" in warning
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -103,7 +112,7 @@ async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
 async def test_a_node_listens_at_addresses_of_ipv6_and_at_all(
     tmp_path: Path, host: str, reached: list[str]
 ) -> None:
-    async with started(config(tmp_path, host=host)) as one:
+    async with started(config(tmp_path, access_mode=AccessMode.OPEN, host=host)) as one:
         assert one.url == f"http://[::1]:{one.port}"
         for address in reached:
             reader, writer = await asyncio.open_connection(address, one.port)

@@ -1,0 +1,218 @@
+"""The records of access: tokens and grants, changed by compare-and-set and followed by every node.
+
+::
+
+    access/token/<id>     {"principal", "hash", "created_ms", "expires_ms"}     removed when revoked: no id comes twice
+    access/grants/<who>   [{"what", "pattern"}, …]                              empty when all are revoked
+    access/changes        a number that each change raises, after the change itself
+
+A node reads ``access/changes`` every second, and all records when the number changed. It also reads them twice a minute in any
+case: then it sees a change whose author died before it raised the number. A node that can't read the number for
+``STALE_S`` does not know what was revoked, so it refuses all requests until it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker import logs
+from broker.access.grants import Grant, Grants, checked_grant
+from broker.access.rules import Rules
+from broker.access.tokens import Token, new_token
+from broker.clock import Clock
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    UnavailableError,
+)
+from broker.storage.records import RecordStore
+
+TOKEN_PREFIX: Final = b"access/token/"
+GRANTS_PREFIX: Final = b"access/grants/"
+CHANGES: Final = b"access/changes"
+LOOK_S: Final = 1.0
+READ_ALL_S: Final = 30.0
+STALE_S: Final = 30.0
+PUT_TRIES_MAX: Final = 16
+GRANTS_OF_ONE_MAX: Final = 1000
+TOKENS_MAX: Final = 100_000
+
+log = logs.get_logger()
+
+
+class AccessRecords:
+    """Reads, changes and follows the records of access. ``rules`` returns those in force."""
+
+    def __init__(self, records: RecordStore, clock: Clock) -> None:
+        """Begin without rules. Call ``open`` before use, and ``close`` at the end."""
+        self._records = records
+        self._clock = clock
+        self._rules = Rules()
+        self._seen: bytes | None = None
+        self._looked_at = clock.monotonic()
+        self._read_at = clock.monotonic()
+        self._following: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Read all records, and follow them from now on. Raises Unavailable."""
+        await self._read_all(await self._changes())
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait((self._following,))
+
+    def rules(self) -> Rules:
+        """Return the rules in force. Raises Unavailable if this node could not look for changes for long."""
+        if self._clock.monotonic() - self._looked_at > STALE_S:
+            raise Unavailable(
+                "This node can't read the rules of access, so it does not know whether yours still holds."
+            )
+        return self._rules
+
+    # --- Changes --------------------------------------------------------------------------------------
+
+    async def create_token(self, principal: str, life_ms: int | None = None) -> tuple[str, Token]:
+        """Make a token and store its hash. Return its text, which no other call returns, and its stored part.
+
+        Raises:
+            OutcomeUnknown: a token may have been stored that no caller has.
+        """
+        if len(self._rules.tokens) >= TOKENS_MAX:
+            raise BadRequest(f"There are {TOKENS_MAX:,} tokens already. Revoke some.")
+        text, token = new_token(principal, self._clock.now_ms(), life_ms)
+        key = TOKEN_PREFIX + token.id.encode()
+        stored = {name: value for name, value in token._asdict().items() if name != "id"}
+        if await self._records.put_if(key, None, _encoded(stored)) is None:
+            raise OutcomeUnknown("The token may have been stored. List the tokens, and revoke it.")
+        await self._changed()
+        return text, token
+
+    async def revoke_token(self, identifier: str) -> Token:
+        """Remove a token. Return what it was. Raises NotFound."""
+        key = TOKEN_PREFIX + identifier.encode("ascii", "replace")
+        found = await self._records.get(key)
+        if found is None:
+            raise NotFound(f"There is no token {identifier!a:.80}.")
+        await self._records.remove([key])
+        await self._changed()
+        return _token(key, found.value)
+
+    async def grant(self, grant: Grant) -> bool:
+        """Add a grant. Return whether it is new."""
+        return await self._change_grants(
+            grant.who, lambda grants: grants if grant in grants else [*grants, grant]
+        )
+
+    async def revoke(self, grant: Grant) -> bool:
+        """Remove a grant. Return whether there was one."""
+        return await self._change_grants(
+            grant.who, lambda grants: [each for each in grants if each != grant]
+        )
+
+    async def _change_grants(self, who: str, change: Callable[[list[Grant]], list[Grant]]) -> bool:
+        key = GRANTS_PREFIX + who.encode()
+        is_changed = False
+        for _ in range(PUT_TRIES_MAX):
+            found = await self._records.get(key)
+            grants = [] if found is None else _grants(key, found.value)
+            changed = change(grants)
+            if changed == grants:
+                if is_changed:
+                    await self._changed()
+                return is_changed
+            if len(changed) > GRANTS_OF_ONE_MAX:
+                raise BadRequest(f"{who} has {GRANTS_OF_ONE_MAX:,} grants already. Revoke some.")
+            stored = [{"what": each.what, "pattern": each.pattern} for each in changed]
+            version = None if found is None else found.version
+            try:
+                if await self._records.put_if(key, version, _encoded(stored)) is not None:
+                    await self._changed()
+                    return True
+            except OutcomeUnknown:
+                is_changed = True  # The next look shows whether it was done.
+        raise OutcomeUnknown(f"The grants of {who} may have been changed. List them.")
+
+    async def _changed(self) -> None:
+        """Tell all nodes, after a change. Raises OutcomeUnknown: the change is stored, and counts within half a minute."""
+        for _ in range(PUT_TRIES_MAX):
+            try:
+                found = await self._records.get(CHANGES)
+                number = 0 if found is None else int(found.value)
+                version = None if found is None else found.version
+                if await self._records.put_if(CHANGES, version, b"%d" % (number + 1)) is not None:
+                    await self._look()
+                    return
+            except UnavailableError as error:
+                raise OutcomeUnknown("The change is stored, but counts later.") from error
+        raise OutcomeUnknown("The change is stored, but counts later.")
+
+    # --- Following ------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_S)
+            try:
+                await self._look()
+            except BrokerError as error:
+                log.warning("rules of access can't be read", error=error.message)
+
+    async def _look(self) -> None:
+        began = self._clock.monotonic()
+        seen = await self._changes()
+        if seen != self._seen or began - self._read_at >= READ_ALL_S:
+            await self._read_all(seen)
+        self._looked_at = began
+
+    async def _changes(self) -> bytes | None:
+        found = await self._records.get(CHANGES)
+        return None if found is None else found.version
+
+    async def _read_all(self, seen: bytes | None) -> None:
+        """Read all records. ``seen`` is the version of the number that was read before."""
+        began = self._clock.monotonic()
+        tokens: dict[str, Token] = {}
+        grants: list[Grant] = []
+        problems: list[str] = []
+        for prefix in (TOKEN_PREFIX, GRANTS_PREFIX):
+            for key, record in await self._records.scan_prefix(prefix):
+                try:
+                    if prefix == TOKEN_PREFIX:
+                        token = _token(key, record.value)
+                        tokens[token.id] = token
+                    else:
+                        grants += _grants(key, record.value)
+                except (ValueError, KeyError, TypeError, BadRequest) as error:
+                    problems.append(f"{key!r}: {error}")  # It allows nothing.
+        if problems and tuple(problems) != self._rules.problems:
+            log.error("records of access are not readable", problems=problems[:10])
+        self._rules = Rules(tokens, Grants(grants), tuple(problems))
+        self._seen, self._read_at = seen, began
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _token(key: bytes, value: bytes) -> Token:
+    stored = json.loads(value)
+    return Token(
+        key.removeprefix(TOKEN_PREFIX).decode(),
+        str(stored["principal"]),
+        str(stored["hash"]),
+        int(stored["created_ms"]),
+        None if stored["expires_ms"] is None else int(stored["expires_ms"]),
+    )
+
+
+def _grants(key: bytes, value: bytes) -> list[Grant]:
+    who = key.removeprefix(GRANTS_PREFIX).decode()
+    return [checked_grant(who, each["what"], each["pattern"]) for each in json.loads(value)]

@@ -1,0 +1,96 @@
+"""The gate: each request passes it before the node reads its body.
+
+In the mode ``open`` all callers may do everything, and the gate asks nothing. In the mode ``required`` a request has
+credentials, and a grant allows its action. A caller that has no right at all in a topic gets the answer of a topic that does
+not exist, so that it does not learn which topics there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from broker.access.grants import ABOUT_TOPICS
+from broker.access.rules import Rules
+from broker.errors import Forbidden, Unauthenticated
+from broker.http.request import PathNames
+from broker.model import TopicId
+from broker.operations.operation import Action
+from broker.principal import ANYONE, Principal, Remote
+from broker.topics.registry import not_found
+
+AUTHORIZATION: Final = "Authorization"
+_BEARER: Final = "bearer"
+
+
+class Gate(Protocol):
+    """Tells callers apart, and decides what they may do."""
+
+    def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
+        """Return the caller of a request with these headers. Raises Unauthenticated."""
+
+    def authorize(self, principal: Principal, action: Action, names: PathNames) -> None:
+        """Return if a caller may do an action on what a path names. Raises Forbidden, TopicNotFound, Unauthenticated."""
+
+    def sees(self, principal: Principal, topic: TopicId) -> bool:
+        """Return whether a caller may know that a topic exists."""
+
+
+class OpenGate:
+    """The gate of the mode ``open``."""
+
+    def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
+        """Return ANYONE."""
+        del headers, remote
+        return ANYONE
+
+    def authorize(self, principal: Principal, action: Action, names: PathNames) -> None:
+        """Allow every action."""
+
+    def sees(self, principal: Principal, topic: TopicId) -> bool:
+        """Return True."""
+        del principal, topic
+        return True
+
+
+class RequiredGate:
+    """The gate of the mode ``required``."""
+
+    def __init__(self, rules: Callable[[], Rules], now_ms: Callable[[], int]) -> None:
+        """Decide by ``rules()``, which may raise Unavailable if they are too old."""
+        self._rules = rules
+        self._now_ms = now_ms
+
+    def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
+        """Return the principal of the credentials; ANYONE if there are none. Raises Unauthenticated."""
+        del remote
+        given = headers.get(AUTHORIZATION)
+        if given is None:
+            return ANYONE
+        scheme, _, text = given.partition(" ")
+        token = None
+        if scheme.lower() == _BEARER:
+            token = self._rules().token(text.strip(), self._now_ms())
+        if token is None:
+            raise Unauthenticated("The credentials are not valid, or not valid any more.")
+        return Principal(token.principal)
+
+    def authorize(self, principal: Principal, action: Action, names: PathNames) -> None:
+        """Return if a grant allows the action."""
+        if action is Action.HEALTH:
+            return
+        if not principal.is_known:
+            raise Unauthenticated("This broker asks for credentials: Authorization: Bearer TOKEN.")
+        topic = names.topic if action in ABOUT_TOPICS else None
+        if topic is None and action is Action.DESCRIBE:
+            return  # A list shows only what its reader may see.
+        rules = self._rules()
+        if rules.decide(principal, action, topic) is not None:
+            return
+        if topic is not None and not rules.grants.sees(principal, topic):
+            raise not_found(topic)
+        raise Forbidden(f"{principal.name} may not do this: no grant allows {action}.")
+
+    def sees(self, principal: Principal, topic: TopicId) -> bool:
+        """Return whether a grant allows the principal anything in a topic."""
+        return self._rules().grants.sees(principal, topic)
