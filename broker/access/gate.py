@@ -23,7 +23,7 @@ AUTHORIZATION: Final = "Authorization"
 _BEARER: Final = "bearer"
 
 
-class Gate(Protocol):
+class AccessGate(Protocol):
     """Tells callers apart, and decides what they may do."""
 
     def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:

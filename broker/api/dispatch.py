@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from broker import logs
-from broker.access.gate import Gate, OpenGate
+from broker.access.gate import AccessGate, OpenGate
 from broker.api import asked
 from broker.api.origins import Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
@@ -60,7 +60,7 @@ class Dispatch:
         metrics: Metrics,
         config: Config | None = None,
         *,
-        gate: Gate | None = None,
+        gate: AccessGate | None = None,
     ) -> None:
         """Keep the table of routes, the metrics, and the gate; None: all callers may do everything."""
         config = config or Config()
@@ -81,7 +81,7 @@ class Dispatch:
         Raises:
             Forbidden: a browser sent it for a page whose origin is not allowed, or to another name.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
-            Unauthenticated, Forbidden, TopicNotFound: see ``Gate``.
+            Unauthenticated, Forbidden, TopicNotFound: see ``AccessGate``.
             BadRequest: its Request-Timeout can't be read, or its body is compressed and may not be.
         """
         self._origins.check(headers)

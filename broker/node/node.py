@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from broker import logs
 from broker.access.access_records import AccessRecords
-from broker.access.gate import Gate, OpenGate, RequiredGate
+from broker.access.gate import AccessGate, OpenGate, RequiredGate
 from broker.api.dispatch import Dispatch
 from broker.api.routed import OwnService
 from broker.api.router import Router
@@ -163,7 +163,7 @@ class Node:
         self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
         self._announce()
 
-    async def _open_gate(self, ground: Ground) -> Gate:
+    async def _open_gate(self, ground: Ground) -> AccessGate:
         """Return the gate of the configured mode."""
         if self.config.access.access_mode is not AccessMode.REQUIRED:
             return OpenGate()

@@ -17,7 +17,7 @@ from aiohttp import ClientSession, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
-from broker.access.gate import Gate
+from broker.access.gate import AccessGate
 from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.routed import Routed, epoch_of
@@ -101,7 +101,7 @@ class Broker:
         *,
         clock: Clock | None = None,
         stores: tuple[Logs, RecordStore] | None = None,
-        gate: Gate | None = None,
+        gate: AccessGate | None = None,
         cluster: ClusterView | None = None,
     ) -> None:
         """Assemble a node alone, over memory or over ``stores``; ``cluster`` is the view that it shows."""
