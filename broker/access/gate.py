@@ -24,7 +24,13 @@ _BEARER: Final = "bearer"
 
 
 class AccessGate(Protocol):
-    """Tells callers apart, and decides what they may do."""
+    """Tells callers apart, and decides what they may do.
+
+    Attributes:
+        is_open: all callers may do everything, so that a request need not be asked for its caller.
+    """
+
+    is_open: bool
 
     def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
         """Return the caller of a request with these headers. Raises Unauthenticated."""
@@ -38,6 +44,8 @@ class AccessGate(Protocol):
 
 class OpenGate:
     """The gate of the mode ``open``."""
+
+    is_open = True
 
     def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
         """Return ANYONE."""
@@ -55,6 +63,8 @@ class OpenGate:
 
 class RequiredGate:
     """The gate of the mode ``required``."""
+
+    is_open = False
 
     def __init__(self, rules: Callable[[], Rules], now_ms: Callable[[], int]) -> None:
         """Decide by ``rules()``, which may raise Unavailable if they are too old."""

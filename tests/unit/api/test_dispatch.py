@@ -46,6 +46,8 @@ async def test_every_handler_is_authorized_first() -> None:
     asked: list[Action] = []
 
     class Closed(OpenGate):
+        is_open = False
+
         def authorize(self, principal: Principal, action: Action, names: PathNames) -> None:
             asked.append(action)
             raise Forbidden("not you")

@@ -35,6 +35,8 @@ async def test_a_request_works_for_its_caller() -> None:
     seen: list[str] = []
 
     class Noting(OpenGate):
+        is_open = False
+
         def authorize(self, *_: object) -> None:
             seen.append(CALLER.get())
 
