@@ -223,6 +223,18 @@ class Fenced(UnavailableError, code="no_leader"):
     """A higher epoch holds the log; this request was certainly not committed."""
 
 
+class QuotaExceeded(UnavailableError, code="quota_exceeded", status=429):
+    """The caller, or the topic, has used up a quota; the message names it. ``Retry-After`` tells when to try again.
+
+    ``kind`` is the kind of quota.
+    """
+
+    def __init__(self, message: str, *, kind: str = "", retry_after_s: float | None = None) -> None:
+        """Keep the text, the kind, and when to try again."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.kind = kind
+
+
 class OutcomeUnknown(BrokerError, code="outcome_unknown"):
     """The request may have been done. It is not retriable, unless the client sent an idempotency key."""
 

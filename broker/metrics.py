@@ -135,6 +135,9 @@ class Metrics(Collector):
         self._calls = _Counter("storage_calls", "Calls to the storage's gateways.", "kind", "code")
         self._call = _Histogram("storage_call_seconds", "Time of one call.", _SECONDS, "kind")
         self.unknown = _Counter("unknown_outcomes", "Answers with the outcome unknown.", "kind")
+        self.quota_refused = _Counter(
+            "quota_refused", "Requests refused because a quota is used up.", "kind"
+        )
         self.events = _Counter("events", "Rare events in the life of a node.", "kind")
         self.loop_blocked = _Histogram(
             "loop_held_seconds", "How long the event loop was held at a time.", _BLOCKED_S

@@ -16,6 +16,7 @@ from broker.http.budget import DEFAULTS, BudgetKind
 from broker.testing.mutants import MUTANTS
 from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
 from chaos.cases import CASES, Case
+from scripts.quotas_page import quotas_page
 from scripts.reference_pages import client_page, commands_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +66,8 @@ _BUDGETS_HEAD = """
 # Budgets
 
 A node counts the memory and the work of a request before it accepts the request. It counts for the connection, for
-the caller (an address, with all its connections; of IPv6 a network of 64 bits), and for the node.
+the caller, and for the node. The caller is the principal, with all its connections, if the request has credentials; else it
+is the address (of IPv6 a network of 64 bits). A principal can have narrower bounds of its own: its [quotas](quotas.md).
 
 * If a request would exceed the bound of its connection, the node refuses it: 413 `body_too_large`, or 503 `overloaded`.
 * If a request would exceed the bound of the node, the caller that holds the most gives way: the node closes its largest
@@ -326,6 +328,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/commands.md": lambda: MADE + commands_page(),
     "docs/reference/client.md": lambda: MADE + client_page(),
     "docs/reference/budgets.md": budgets_page,
+    "docs/reference/quotas.md": lambda: MADE + quotas_page(),
     "docs/internals/guards.md": guards_page,
     "docs/reference/failure-cases.md": cases_page,
 }

@@ -1,9 +1,10 @@
-"""The records of access: tokens and grants, changed by compare-and-set and followed by every node.
+"""The records of access: tokens, grants and quotas, changed by compare-and-set and followed by every node.
 
 ::
 
     access/token/<id>     {"principal", "hash", "created_ms", "expires_ms"}     removed when revoked: no id comes twice
     access/grants/<who>   [{"what", "pattern"}, …]                              empty when all are revoked
+    access/quota/<who>      {kind: limit, …}                                     removed with the last one
     access/changes        a number that each change raises, after the change itself
 
 A node reads ``access/changes`` every second, and all records when the number changed. It also reads them twice a minute in any
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from broker import logs
 from broker.access.grants import Grant, Grants, checked_grant
+from broker.access.quotas import Limits, Quotas, checked_limits
 from broker.access.rules import Rules
 from broker.access.tokens import Token, new_token
 from broker.clock import Clock
@@ -28,6 +30,7 @@ from broker.errors import (
     BrokerError,
     NotFound,
     OutcomeUnknown,
+    RequestError,
     Unavailable,
     UnavailableError,
 )
@@ -35,11 +38,13 @@ from broker.storage.records import RecordStore
 
 TOKEN_PREFIX: Final = b"access/token/"
 GRANTS_PREFIX: Final = b"access/grants/"
+QUOTA_PREFIX: Final = b"access/quota/"
 CHANGES: Final = b"access/changes"
 LOOK_S: Final = 1.0
 READ_ALL_S: Final = 30.0
 STALE_S: Final = 30.0
 PUT_TRIES_MAX: Final = 16
+QUOTAS_MAX: Final = 10_000
 GRANTS_OF_ONE_MAX: Final = 1000
 TOKENS_MAX: Final = 100_000
 
@@ -141,6 +146,45 @@ class AccessRecords:
                 is_changed = True  # The next look shows whether it was done.
         raise OutcomeUnknown(f"The grants of {who} may have been changed. List them.")
 
+    async def quotas(self) -> Quotas:
+        """Return the stored quotas. Those that can't be read are left out."""
+        quotas, _ = await self._read_quotas()
+        return quotas
+
+    async def set_quota(self, who: str, limits: Limits) -> bool:
+        """Replace the limits of a name; no limits: it has none of its own. Return whether this changed anything."""
+        key, value = QUOTA_PREFIX + who.encode(), _encoded(limits)
+        for _ in range(PUT_TRIES_MAX):
+            found = await self._records.get(key)
+            if found is None and not limits:
+                return False
+            if found is not None and found.value == value:
+                await self._changed()  # An earlier attempt may have stored it, and died.
+                return False
+            if found is None and len((await self.quotas()).limits) >= QUOTAS_MAX:
+                raise BadRequest(f"There are quotas of {QUOTAS_MAX:,} names already. Remove some.")
+            try:
+                if not limits:
+                    await self._records.remove([key])
+                elif not await self._records.put_if(key, found and found.version, value):
+                    continue
+            except OutcomeUnknown:
+                continue  # The next look shows whether it was done.
+            await self._changed()
+            return True
+        raise OutcomeUnknown(f"The quotas of {who} may have been changed. List them.")
+
+    async def _read_quotas(self) -> tuple[Quotas, list[str]]:
+        limits: dict[str, Limits] = {}
+        problems: list[str] = []
+        for key, record in await self._records.scan_prefix(QUOTA_PREFIX):
+            try:
+                who = key.removeprefix(QUOTA_PREFIX).decode()
+                limits[who] = checked_limits(who, json.loads(record.value))
+            except (ValueError, AttributeError, RequestError) as error:
+                problems.append(f"{key!r}: {error}")
+        return Quotas(limits), problems
+
     async def _changed(self) -> None:
         """Tell all nodes, after a change. Raises OutcomeUnknown: the change is stored, and counts within half a minute."""
         for _ in range(PUT_TRIES_MAX):
@@ -192,9 +236,11 @@ class AccessRecords:
                         grants += _grants(key, record.value)
                 except (ValueError, KeyError, TypeError, BadRequest) as error:
                     problems.append(f"{key!r}: {error}")  # It allows nothing.
+        quotas, unread = await self._read_quotas()
+        problems += unread
         if problems and tuple(problems) != self._rules.problems:
             log.error("records of access are not readable", problems=problems[:10])
-        self._rules = Rules(tokens, Grants(grants), tuple(problems))
+        self._rules = Rules(tokens, Grants(grants), tuple(problems), quotas)
         self._seen, self._read_at = seen, began
 
 

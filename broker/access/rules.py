@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.access.grants import Grant, Grants
+from broker.access.quotas import Quotas
 from broker.access.tokens import Token, id_of
 from broker.model import TopicId
 from broker.operations.operation import Action
@@ -20,11 +21,12 @@ _Asked = tuple[Principal, Action, TopicId | None]
 
 @dataclass(frozen=True)
 class Rules:
-    """All tokens and grants, as read at one time. ``problems`` are errors of records that have no effect."""
+    """All tokens, grants and quotas, as read at one time. ``problems`` are errors of records that have no effect."""
 
     tokens: Mapping[str, Token] = field(default_factory=dict)
     grants: Grants = field(default_factory=Grants)
     problems: tuple[str, ...] = ()
+    quotas: Quotas = field(default_factory=Quotas)
     _decided: dict[_Asked, Grant | None] = field(default_factory=dict, repr=False, compare=False)
 
     def token(self, text: str, now_ms: int) -> Token | None:

@@ -15,6 +15,8 @@ from typing import Final
 
 from broker import logs
 from broker.access.gate import AccessGate, OpenGate
+from broker.access.meter import Meter
+from broker.access.quotas import QuotaKind
 from broker.api import asked
 from broker.api.origins import Origins, preflight_reply
 from broker.api.router import RouteMatch, Router
@@ -26,6 +28,7 @@ from broker.errors import (
     Forbidden,
     MethodNotAllowed,
     Overloaded,
+    QuotaExceeded,
     StorageCorrupt,
     TopicNotFound,
     Unauthenticated,
@@ -36,8 +39,10 @@ from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_re
 from broker.http.request import Request
 from broker.metrics import OK, Metrics
 from broker.moments import span_s
+from broker.operations.operation import Answerer, DeclaredOperation
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX, TIMEOUT
 from broker.principal import ANYONE, NOWHERE, Remote
+from broker.routing import nodeheaders
 
 UNKNOWN_ROUTE = "unknown"
 PREFLIGHT = "preflight"
@@ -61,8 +66,9 @@ class Dispatch:
         config: Config | None = None,
         *,
         gate: AccessGate | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        """Keep the table of routes, the metrics, and the gate; None: all callers may do everything."""
+        """Keep the table of routes, the metrics, the gate (None: all callers may do everything), and the meter of quotas."""
         config = config or Config()
         self.router = router
         self._origins = Origins.of(config, socket.gethostname())
@@ -72,6 +78,7 @@ class Dispatch:
         self._timeout_s_max = config.topics.idempotency_window_s / 2
         self._metrics = metrics
         self._gate = gate or OpenGate()
+        self._meter = meter
 
     def admit(
         self, method: str, path: str, headers: Mapping[str, str], remote: Remote = NOWHERE
@@ -82,6 +89,7 @@ class Dispatch:
             Forbidden: a browser sent it for a page whose origin is not allowed, or to another name.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
             Unauthenticated, Forbidden, TopicNotFound: see ``AccessGate``.
+            QuotaExceeded: the caller has used up a quota.
             BadRequest: its Request-Timeout can't be read, or its body is compressed and may not be.
         """
         self._origins.check(headers)
@@ -102,7 +110,10 @@ class Dispatch:
         if operation.keeps_body:
             asked.check_coding(headers)
         most = asked.bytes_max(headers, operation.body_bytes_max)
-        return Admitted(found, found.names, timeout_s, most, timeout is not None, principal)
+        quota = None
+        if self._meter is not None and not _is_passed_on(operation, headers):
+            quota = self._meter.admit(principal, operation, found.names, headers)
+        return Admitted(found, found.names, timeout_s, most, timeout is not None, principal, quota)
 
     def headers(self, headers: Mapping[str, str]) -> Headers:
         """Return the header lines for the page of a browser; empty if there are none."""
@@ -116,9 +127,15 @@ class Dispatch:
         try:
             if request.query_string:
                 operation.check_query(request.query)
-            answer = await found.route.handler(request)
+            meter = self._meter
+            if meter is None or _is_passed_on(operation, request.headers):
+                answer = await found.route.handler(request)
+            else:
+                meter.begin(request, operation)
+                answer = meter.billed(request, operation, await found.route.handler(request))
         except BrokerError as error:
             code = error.code
+            self._count_quota(error)
             if error.outcome == "unknown":
                 self._metrics.unknown.add(operation.name)
             return self.failure(error, request.headers, request.id, request.usage)
@@ -166,13 +183,18 @@ class Dispatch:
         The reply closes the connection, as in the original, except for a bad name, and for a caller that may not do this.
         """
         self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
+        self._count_quota(error)
         log.debug("request refused", request_id=request_id, path=path, **_error_fields(error))
         more: Headers = ()
         if isinstance(error, MethodNotAllowed):
             more = (("Allow", ", ".join(self.router.methods(path))),)
         elif isinstance(error, Unauthenticated):
             more = ASKS_FOR_CREDENTIALS
-        return error_reply(error, headers, more, close=not isinstance(error, _STAYS_OPEN))
+        return error_reply(error, headers, more, close=not _stays_open(error))
+
+    def _count_quota(self, error: BrokerError) -> None:
+        if isinstance(error, QuotaExceeded):
+            self._metrics.quota_refused.add(error.kind)
 
     def _preflight(self, path: str) -> Reply:
         """Return the answer to a preflight: the methods that a page may send to a path."""
@@ -181,6 +203,18 @@ class Dispatch:
             self.router.find("OPTIONS", path)
         self._metrics.answered(PREFLIGHT, OK, 0.0)
         return preflight_reply(methods)
+
+
+def _stays_open(error: BrokerError) -> bool:
+    """Return whether the connection of a refused request stays open. One of too many connections ends."""
+    if isinstance(error, QuotaExceeded):
+        return error.kind != QuotaKind.CONNECTIONS
+    return isinstance(error, _STAYS_OPEN)
+
+
+def _is_passed_on(operation: DeclaredOperation, headers: Mapping[str, str]) -> bool:
+    """Return whether a node sent a request for a client, which that node has charged. The handler verifies its headers."""
+    return operation.by is Answerer.LEADER and nodeheaders.are_there(headers)
 
 
 def _error_fields(error: BrokerError) -> dict[str, str]:

@@ -19,7 +19,7 @@ from broker.operations.table import OPERATIONS, TOPIC, TRANSACTIONS
 
 _LIMITS: Final = LimitsConfig()
 _IN_BRACES = re.compile(r"\{(\w+)\}")
-_ALWAYS = ("400", "403", "404", "405", "413", "500", "503")
+_ALWAYS = ("400", "403", "404", "405", "413", "429", "500", "503")
 
 
 @functools.cache
@@ -144,6 +144,7 @@ RESPONSES: Final[dict[str, Schema]] = {
     "410": _error("The place is in another generation: the topic was created again."),
     "413": _error("The body, a message, or the number of messages is above its limit."),
     "422": _error("The transaction is too old, or the idempotency key was used with another body."),
+    "429": _error("The caller, or the topic, has used up a quota. Try again later."),
     "500": _error("The outcome of the request is unknown."),
     "501": _error("This node lacks a package that the answer needs."),
     "503": _error("The request was not done. Try again later."),

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+from broker.access.meter import Meter
 from broker.config.sections import Config
 from broker.errors import MethodNotAllowed, NotFound
 from broker.http.reply import Answer
@@ -42,7 +43,7 @@ class NodeParts(NamedTuple):
     """The parts of a node that handlers about topics need.
 
     ``service`` is the transaction service that the node asks. ``check_pointer`` takes a write pointer and a deadline. It
-    raises TransactionNotInProgress if nothing may be written under the pointer.
+    raises TransactionNotInProgress if nothing may be written under the pointer. ``meter`` keeps the quotas; None: there are none.
     """
 
     topics: Topics
@@ -50,6 +51,7 @@ class NodeParts(NamedTuple):
     routed: Routed
     service: AskedService
     check_pointer: Callable[[int, float | None], Awaitable[None]]
+    meter: Meter | None = None
 
 
 class TopicHandlers:
@@ -160,6 +162,9 @@ def _names(shape: tuple[str, ...], segments: list[str]) -> PathNames:
         return PathNames(topic=TRANSACTIONS, transaction=given.get("{transaction}", ""))
     if namespace is None:
         node = given.get("{node}")
+        who = given.get("{who}")
+        if who is not None:
+            return PathNames(who=who)
         return NO_NAMES if node is None else PathNames(node=node)
     topic = given.get("{topic}")
     if topic is None:

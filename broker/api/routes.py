@@ -8,6 +8,8 @@ from typing import Final
 import orjson
 
 from broker import __version__, logs
+from broker.access.access_records import AccessRecords
+from broker.access.meter import PUBLISHES, Meter
 from broker.api.cluster import ClusterHandlers, ClusterView
 from broker.api.messages.arrow import BulkReading
 from broker.api.messages.browse import Browsing
@@ -15,6 +17,7 @@ from broker.api.messages.events import Events
 from broker.api.messages.polls import Polling
 from broker.api.messages.publish import Publishing
 from broker.api.openapi import document
+from broker.api.quota_handlers import QuotaHandlers
 from broker.api.routed import OwnService, Routed
 from broker.api.router import Handler, NodeParts, Route
 from broker.api.topics_admin import CursorHandlers, TopicsAdmin, pinned
@@ -55,6 +58,8 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     *,
     not_ready: Callable[[], str | None],
     service: AskedService | None = None,
+    access: AccessRecords,
+    meter: Meter | None = None,
 ) -> list[Route]:
     """Return all routes, bound to their handlers.
 
@@ -66,15 +71,17 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         transactions: the transaction service of this node.
         not_ready: returns why the node takes no requests now; None if it takes them.
         service: the transaction service that this node's own parts ask; None: the one behind these routes.
+        access: the records of access.
+        meter: charges the topics' quotas; None: there are none.
     """
     own = OwnService(transactions, routed)
     is_own = config.server.role == Role.ALL and config.transactions.transactions_url is None
     check_pointer = transactions.check_in_progress if is_own else any_pointer
-    parts = NodeParts(topics, config, routed, service or own, check_pointer)
+    parts = NodeParts(topics, config, routed, service or own, check_pointer, meter)
     polls = Polling(parts)
     handlers = handlers_of(
         *(kind(parts) for kind in _OF_TOPICS),
-        *(routed, polls, Events(parts, polls), Health(parts, not_ready)),
+        *(routed, polls, Events(parts, polls), Health(parts, not_ready), QuotaHandlers(access)),
         ClusterHandlers(cluster, topics.registry),
     )
     handlers |= service_handlers(transactions)
@@ -103,12 +110,24 @@ def _bound(
         return _refusal(role)
     if not operation.has_own_deadline:
         handler = _in_time(parts.topics.around.clock, operation, handler)
+    if parts.meter is not None and operation.action in PUBLISHES:
+        handler = _metered(parts.meter, handler)
     handler = parts.routed.bound(operation, handler)
     if operation.name == "purge":
         handler = pinned(parts.topics, handler)
     if operation.unhides:
         handler = _checked(operation, handler, unhiding)
     return _noted(operation, handler) if operation.notes else handler
+
+
+def _metered(meter: Meter, handler: Handler) -> Handler:
+    """Return the handler of a publish that charges the topic first. It runs on the leader."""
+
+    async def metered(request: Request) -> Answer:
+        meter.begin_led(request)
+        return await handler(request)
+
+    return metered
 
 
 def _refusal(role: Role) -> Handler:

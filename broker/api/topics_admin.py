@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
 
+from broker.access.quotas import QuotaKind
 from broker.api import asked
 from broker.api.asked import end_of, id_in, parse_place, shown_id
 from broker.api.router import Handler, TopicHandlers
@@ -159,7 +160,15 @@ class TopicsAdmin(TopicHandlers):
     def _properties(self, request: Request) -> dict[str, str]:
         config = self._parts.config.topics
         defaults = {TTL: str(config.topic_ttl_default_s), **config.topic_properties_default}
-        return decode_properties(request.body, defaults, request.topic)
+        properties = decode_properties(request.body, defaults, request.topic)
+        if self._parts.meter is not None:
+            size = sum(
+                len(name.encode()) + len(value.encode()) for name, value in properties.items()
+            )
+            self._parts.meter.check(
+                request.principal, QuotaKind.PROPERTY_BYTES, size, request.topic
+            )
+        return properties
 
 
 def pinned(topics: Topics, purge: Handler) -> Handler:

@@ -1,7 +1,8 @@
 """Budgets: a node counts the memory and the work of requests before it spends them.
 
-Each kind of resource has three bounds: for a connection, for a caller (an address, with all its connections; of IPv6 a
-network of 64 bits, since its owner has any number of addresses), and for the node. A request takes from all three at once, and gives back to all three::
+Each kind of resource has three bounds: for a connection, for a caller, and for the node. A caller is a principal, once a request
+has told its credentials; until then it is an address (of IPv6 a network of 64 bits, since its owner has any number of
+addresses). A caller has all its connections. A request takes from all three at once, and gives back to all three::
 
     connection ──┐
     connection ──┴─▶ caller ──┐
@@ -14,6 +15,9 @@ room; if that is the asking connection, its request is refused. So a client that
 another client holds much, in one connection or in many.
 
 Log lines are counted per second: no request gives them back, and each new second starts at 0.
+
+A connection may have a ``Quota``, too: that of the principal for which it sends requests. The quota is asked before the bounds,
+and refuses by itself. It counts connections, requests and waits of clients alone, never those that other nodes pass on.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import islice
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from broker.errors import BodyTooLarge, BrokerError, Overloaded
 
@@ -44,6 +48,7 @@ class BudgetKind(enum.StrEnum):
     ROWS = "rows"
     WAITING = "waiting"
     CONNECTIONS = "connections"
+    IN_FLIGHT = "in_flight"
     LOG_LINES = "log_lines"
 
 
@@ -80,6 +85,9 @@ DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
     ),
     BudgetKind.WAITING: Bounds(1, 7_500, 10_000, "Requests that wait: long polls, event streams."),
     BudgetKind.CONNECTIONS: Bounds(1, 16_384, 16_384, "Open connections."),
+    BudgetKind.IN_FLIGHT: Bounds(
+        1, 16_384, 16_384, "Requests of principals that have a quota of them."
+    ),
     BudgetKind.LOG_LINES: Bounds(5, 20, 100, "Log lines per second that requests cause."),
 }
 
@@ -88,6 +96,20 @@ CUTS_AT_ONCE: Final = 256
 """The most connections that are cut for one request: more would block the event loop for too long."""
 NETWORK_BITS: Final = 64
 """The length of the prefix that one owner of IPv6 addresses has."""
+
+
+PRINCIPAL: Final = "@"
+"""The beginning of the name of a caller that is a principal. No address has it."""
+
+
+class Quota(Protocol):
+    """Counts what the connections of one principal use. It ignores the kinds that it does not bound."""
+
+    def take(self, kind: BudgetKind, amount: int) -> None:
+        """Count more. Raises QuotaExceeded; then nothing was counted."""
+
+    def give(self, kind: BudgetKind, amount: int) -> None:
+        """Count less."""
 
 
 class Cut(ConnectionError):
@@ -107,13 +129,17 @@ class Budgets:
 
     def account(self, address: str, cut: Callable[[BudgetKind], None]) -> Account:
         """Return the account of a new connection. ``cut`` must end that connection at once."""
-        name = caller_at(address)
-        caller = self.callers.get(name)
-        if caller is None:
-            caller = self.callers[name] = Caller(name)
+        caller = self.caller(caller_at(address))
         account = Account(self, caller, cut)
         caller.accounts[account] = None
         return account
+
+    def caller(self, name: str) -> Caller:
+        """Return the caller with a name. Once it has no connection, it is forgotten."""
+        caller = self.callers.get(name)
+        if caller is None:
+            caller = self.callers[name] = Caller(name)
+        return caller
 
     def next_second(self) -> None:
         """Reset the kinds that are counted per second."""
@@ -127,9 +153,9 @@ class Budgets:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Caller:
-    """A client address, with all its connections."""
+    """A principal, or a client address, with all its connections."""
 
-    address: str
+    name: str
     used: dict[BudgetKind, int] = field(default_factory=dict)
     accounts: dict[Account, None] = field(default_factory=dict)
 
@@ -143,6 +169,9 @@ class Account:
     _cut: Callable[[BudgetKind], None]
     used: dict[BudgetKind, int] = field(default_factory=dict)
     is_cut: bool = False
+    _quota: Quota | None = field(default=None, init=False)
+    _address: str = field(default="", init=False)
+    """The name of the caller before the first principal; empty: there was none yet."""
     _end: asyncio.Future[None] | None = field(default=None, init=False)
 
     def take(self, kind: BudgetKind, amount: int = 1) -> None:
@@ -151,12 +180,24 @@ class Account:
         After an error the connection uses no more than before.
 
         Raises:
+            QuotaExceeded: the quota of its principal is used up.
             BodyTooLarge: this connection has reached its bound.
             Overloaded: its caller or the node has reached its bound, and no other connection holds more.
             Cut: this connection was cut to make room for others.
         """
         if self.is_cut:
             raise Cut("The connection was cut: it held the most of a resource that ran out.")
+        if self._quota is None:
+            self._take(kind, amount)
+            return
+        self._quota.take(kind, amount)
+        try:
+            self._take(kind, amount)
+        except (BrokerError, Cut):
+            self._quota.give(kind, amount)
+            raise
+
+    def _take(self, kind: BudgetKind, amount: int) -> None:
         used, caller, budgets = self.used.get(kind, 0), self._caller, self._budgets
         bounds = budgets.bounds[kind]
         if used + amount > bounds.connection:
@@ -184,11 +225,56 @@ class Account:
             self.used[kind] = used - amount
         self._caller.used[kind] -= amount
         self._budgets.used[kind] -= amount
+        if self._quota is not None:
+            self._quota.give(kind, amount)
 
     @property
     def caller(self) -> str:
-        """The name of the client address, with all its connections."""
-        return self._caller.address
+        """The name of the caller."""
+        return self._caller.name
+
+    def bill(self, principal: str, quota: Quota | None = None) -> None:
+        """Count all that this connection uses for a principal from now on; empty: for its address again.
+
+        Call it at the beginning of a request. ``quota`` is the principal's, if the connection is one of its own.
+
+        Raises:
+            QuotaExceeded: the principal has too many connections. The connection is billed to it without a quota.
+        """
+        if self._cut is _nothing or self.is_cut:
+            return
+        if quota is not self._quota:
+            self._change_quota(None)
+        self._move(PRINCIPAL + principal if principal else self._address)
+        if quota is not self._quota:
+            self._change_quota(quota)
+
+    def _change_quota(self, quota: Quota | None) -> None:
+        connections = self.used.get(BudgetKind.CONNECTIONS, 0)
+        if self._quota is not None:
+            self._quota.give(BudgetKind.CONNECTIONS, connections)
+            self._quota = None
+        if quota is not None:
+            quota.take(BudgetKind.CONNECTIONS, connections)
+            self._quota = quota
+
+    def _move(self, name: str) -> None:
+        """Count all that this connection uses for another caller. The next call of ``take`` looks at its bounds."""
+        before = self._caller
+        if not name or name == before.name:
+            return
+        self._address = self._address or before.name
+        self._caller = after = self._budgets.caller(name)
+        for kind, amount in self.used.items():
+            before.used[kind] -= amount
+            after.used[kind] = after.used.get(kind, 0) + amount
+        after.accounts[self] = None
+        self._leave(before)
+
+    def _leave(self, caller: Caller) -> None:
+        caller.accounts.pop(self, None)
+        if not caller.accounts:
+            self._budgets.callers.pop(caller.name, None)
 
     def may_log(self) -> bool:
         """Count a log line. Return False if there were too many in this second."""
@@ -221,9 +307,7 @@ class Account:
         self._told_end()
         for kind, amount in list(self.used.items()):
             self.give(kind, amount)
-        self._caller.accounts.pop(self, None)
-        if not self._caller.accounts:
-            self._budgets.callers.pop(self._caller.address, None)
+        self._leave(self._caller)
 
     def _make_room(
         self, kind: BudgetKind, victims: Iterator[Account], fits: Callable[[], bool]

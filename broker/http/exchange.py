@@ -24,7 +24,7 @@ from broker.clock import Clock
 from broker.config.sections import Config
 from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.body import BodyReader
-from broker.http.budget import Cut
+from broker.http.budget import Cut, Quota
 from broker.http.inbound import Connection
 from broker.http.reply import Answer, Headers, Reply, response_of, send
 from broker.http.request import PathNames, Request
@@ -44,7 +44,8 @@ _EVERY_REPLY = (("X-Content-Type-Options", "nosniff"), (hdrs.SERVER, "tms-broker
 class Admitted(NamedTuple):
     """A request whose body may be read: the application's route for it, and its time limit.
 
-    A limit that the sender gave counts from the head on, any other one from the whole body on.
+    A limit that the sender gave counts from the head on, any other one from the whole body on. ``quota`` is the principal's,
+    if it sent the request itself.
     """
 
     found: Any
@@ -53,6 +54,7 @@ class Admitted(NamedTuple):
     body_bytes_max: int | None = None
     is_asked: bool = False
     principal: Principal = ANYONE
+    quota: Quota | None = None
 
 
 class Application(Protocol):
@@ -163,6 +165,8 @@ class Exchange:
             admitted = application.admit(http.method, path, headers, connection.remote)
             if isinstance(admitted, Reply):
                 return admitted
+            if admitted.principal.name or connection.is_billed:
+                connection.bill(admitted.principal, admitted.quota)
             content, bytes_max = http.content, admitted.body_bytes_max
             body = self._bodies.ready(content, headers, usage, bytes_max)
             if body is None:

@@ -23,7 +23,7 @@ from aiohttp import StreamReader, web
 from typing_extensions import override
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, Overloaded
-from broker.http.budget import Account, BudgetKind, Cut, Usage, caller_at
+from broker.http.budget import Account, BudgetKind, Cut, Quota, Usage, caller_at
 from broker.http.drain import (
     LINGER_S,
     TAKEN_BYTES_A_SECOND_MIN,
@@ -34,7 +34,7 @@ from broker.http.drain import (
 )
 from broker.http.reply import Reply, error_reply
 from broker.long_work import CALLER
-from broker.principal import NOWHERE, Remote
+from broker.principal import NOWHERE, Principal, Remote
 
 if TYPE_CHECKING:
     from broker.http.server import Server
@@ -71,6 +71,7 @@ class Connection(web.RequestHandler):
         "account",
         "busy",
         "dismissed",
+        "is_billed",
         "is_new",
         "is_ours",
         "remote",
@@ -96,6 +97,7 @@ class Connection(web.RequestHandler):
         """True if the socket is not read, because too much waits behind the current request."""
         self.is_new = True
         """True until the first request reaches the handler."""
+        self.is_billed = False  # True once a request of a principal came.
         self.remote = NOWHERE
         """The client's end."""
         self.is_ours = False
@@ -275,6 +277,16 @@ class Connection(web.RequestHandler):
             settled(self._close_if_unused)
         return self._refusal
 
+    def bill(self, principal: Principal, quota: Quota | None) -> None:
+        """Count what the present request uses for its principal. Raises QuotaExceeded."""
+        self.is_billed = True
+        try:
+            self.account.bill(principal.name, quota)
+        finally:
+            CALLER.set(self.account.caller)
+        if quota is not None:
+            self.usage.take(BudgetKind.IN_FLIGHT)
+
     def end(self, *, stays_open: bool) -> None:
         """Note that the reply is written, or can't be written."""
         if self.usage.used:
@@ -380,9 +392,7 @@ class Connection(web.RequestHandler):
 
 
 def _too_long() -> BadRequest:
-    return BadRequest(
-        f"The head of a request may have at most {HEAD_BYTES_MAX:,} bytes. This one has more."
-    )
+    return BadRequest(f"The head of a request may have at most {HEAD_BYTES_MAX:,} bytes.")
 
 
 def _is_blank(data: bytes) -> bool:

@@ -274,6 +274,9 @@ def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
         BudgetKind.CONNECTIONS: DEFAULTS[BudgetKind.CONNECTIONS]._replace(
             caller=config.server.connections_max, node=config.server.connections_max
         ),
+        BudgetKind.IN_FLIGHT: DEFAULTS[BudgetKind.IN_FLIGHT]._replace(
+            caller=config.server.connections_max, node=config.server.connections_max
+        ),
         BudgetKind.BODY_BYTES: bodies._replace(
             connection=body, caller=max(bodies.caller, body), node=max(bodies.node, body)
         ),

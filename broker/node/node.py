@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from broker import logs
 from broker.access.access_records import AccessRecords
 from broker.access.gate import AccessGate, OpenGate, RequiredGate
+from broker.access.meter import Meter
 from broker.api.dispatch import Dispatch
 from broker.api.routed import OwnService
 from broker.api.router import Router
@@ -144,13 +145,21 @@ class Node:
         transactions.watch(self.metrics)
         own = OwnService(transactions, routed)
         self._service = service = asked_service(config, self.clock, own)
+        access = AccessRecords(ground.records, self.clock)
+        gate, meter = await self._open_gate(ground, access)
         routes = make_routes(
-            topics, config, view, routed, transactions, not_ready=self._not_ready, service=service
+            topics,
+            config,
+            view,
+            routed,
+            transactions,
+            not_ready=self._not_ready,
+            service=service,
+            access=access,
+            meter=meter,
         )
-        gate = await self._open_gate(ground)
-        server = Server(
-            Dispatch(Router(routes), self.metrics, config, gate=gate), config, self.clock
-        )
+        dispatch = Dispatch(Router(routes), self.metrics, config, gate=gate, meter=meter)
+        server = Server(dispatch, config, self.clock)
         if config.transactions.thrift_port is not None:
             serving = OwnService(transactions, routed, deadline_s=config.server.request_deadline_s)
             self._tephra = await serve_tephra(
@@ -163,13 +172,19 @@ class Node:
         self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
         self._announce()
 
-    async def _open_gate(self, ground: Ground) -> AccessGate:
-        """Return the gate of the configured mode."""
+    async def _open_gate(
+        self, ground: Ground, access: AccessRecords
+    ) -> tuple[AccessGate, Meter | None]:
+        """Return the gate of the configured mode, and the meter of quotas."""
         if self.config.access.access_mode is not AccessMode.REQUIRED:
-            return OpenGate()
-        self._access = access = AccessRecords(ground.records, self.clock)
+            return OpenGate(), None
+        self._access = access
         await access.open()
-        return RequiredGate(access.rules, self.clock.now_ms)
+        membership = ground.membership
+        meter = Meter(
+            lambda: access.rules().quotas, self.clock, lambda: len(membership.members.nodes)
+        )
+        return RequiredGate(access.rules, self.clock.now_ms), meter
 
     @property
     def stopped(self) -> asyncio.Future[str]:

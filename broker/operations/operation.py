@@ -32,6 +32,11 @@ IN_PATH: Final[Mapping[str, Schema]] = {
         "pattern": "^([0-9]{1,3}|https?://[^/]+/?)$",
         "description": "An instance id, or a URL, percent-encoded.",
     },
+    "who": {
+        "type": "string",
+        "maxLength": 300,
+        "description": "A principal, or another name for which rules are kept, percent-encoded.",
+    },
 }
 """The names that a path may have."""
 

@@ -367,6 +367,19 @@ class Pinned(TypedDict):
     changed: bool
 
 
+# --- Access ---------------------------------------------------------------------------------------
+
+
+QuotaShown = TypedDict("QuotaShown", {"who": str, "limits": dict[str, int | None]})
+QuotaList = TypedDict("QuotaList", {"quotas": list[QuotaShown]})
+
+
+class QuotaChanged(TypedDict):
+    who: str
+    limits: dict[str, int | None]
+    changed: bool
+
+
 # --- The node itself ------------------------------------------------------------------------------
 
 

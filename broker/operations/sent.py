@@ -42,6 +42,17 @@ PropertiesSent = Annotated[
     ),
 ]
 
+# --- Access ---------------------------------------------------------------------------------------
+
+
+QuotaLimits = Annotated[
+    dict[str, int | None],
+    Rule(
+        description="Limits by kind, each a whole number from 1. Null: no limit, although a less exact name has one.",
+    ),
+]
+QuotaSent = TypedDict("QuotaSent", {"limits": QuotaLimits})
+
 # --- Messages -------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,7 @@ NAMESPACES: Final = "/v1/namespaces"
 TOPICS: Final = f"{NAMESPACES}/{{namespace}}/topics"
 TOPIC: Final = f"{TOPICS}/{{topic}}"
 TRANSACTIONS: Final = "/v1/transactions"
+ACCESS: Final = "/v1/access"
 _MESSAGES = f"{TOPIC}/messages"
 _CURSOR = f"{TOPIC}/cursors/{{cursor}}"
 _CLUSTER = "/v1/cluster"
@@ -123,6 +124,7 @@ _look = partial(
     errors=("404",),
 )
 _cursor = partial(DeclaredOperation, action=Action.CURSORS, role="topics", by=_ANY, errors=("404",))
+_access = partial(DeclaredOperation, action=Action.ACCESS, by=_ANY)
 _node = partial(
     DeclaredOperation,
     method="GET",
@@ -288,6 +290,14 @@ OPERATIONS: Final = (
         told="The topic will move.", gives=_json(replies.Pinned)),
     _cluster("unpin", "DELETE", _PIN, summary="Let any node lead a topic again.",
         told="The topic has no pin.", gives=_json(replies.Pinned)),
+    # Access.
+    _access("quotas", "GET", f"{ACCESS}/quotas", effect=_READ, summary="List the quotas of principals and of topics.",
+        told="All limits that are set, by name.", gives=_json(replies.QuotaList)),
+    _access("put_quota", "PUT", f"{ACCESS}/quotas/{{who}}", effect=_IDEMPOTENT,
+        summary="Replace the limits of a principal, of `*`, or of `topic:NAMESPACE/TOPIC`.", takes=_json(sent.QuotaSent),
+        told="They count within two seconds on every node.", gives=_json(replies.QuotaChanged)),
+    _access("delete_quota", "DELETE", f"{ACCESS}/quotas/{{who}}", effect=_IDEMPOTENT, summary="Remove the limits of a name.",
+        told="The name has no limits of its own.", gives=_json(replies.QuotaChanged)),
     # The node itself.
     _node("ping", template="/ping", summary="Ask whether the node answers.", told="It does.",
         gives=((TEXT, str),), is_for_probes=True),

@@ -32,6 +32,7 @@ from broker.errors import (
     NotLeader,
     Outcome,
     OutcomeUnknown,
+    QuotaExceeded,
     UnavailableError,
 )
 from broker.http.answer import HttpAnswer
@@ -107,11 +108,12 @@ class PeerAnswer(NamedTuple):
         """Return the answer in another node's reply. An error that does not tell its outcome counts as unknown."""
         if status < 400:
             return SUCCESS
-        # A definite 503, 421 or 507 may be repeated; see errors.UnavailableError.
+        # A definite 503, 421, 429 or 507 may be repeated; see errors.UnavailableError.
         definite = outcome == "refused"
         retriable = definite and status in (
             UnavailableError.http_status,
             NotLeader.http_status,
+            QuotaExceeded.http_status,
             507,
         )
         return cls(code or BrokerError.code, "refused" if definite else "unknown", retriable)

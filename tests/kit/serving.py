@@ -17,7 +17,9 @@ from aiohttp import ClientSession, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
+from broker.access.access_records import AccessRecords
 from broker.access.gate import AccessGate
+from broker.access.meter import Meter
 from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.routed import Routed, epoch_of
@@ -102,6 +104,7 @@ class Broker:
         clock: Clock | None = None,
         stores: tuple[Logs, RecordStore] | None = None,
         gate: AccessGate | None = None,
+        meter: Meter | None = None,
         cluster: ClusterView | None = None,
     ) -> None:
         """Assemble a node alone, over memory or over ``stores``; ``cluster`` is the view that it shows."""
@@ -128,8 +131,10 @@ class Broker:
             routed,
             self.transactions,
             not_ready=lambda: self.not_ready,
+            access=AccessRecords(records, self.clock),
+            meter=meter,
         )
-        self.dispatch = Dispatch(Router(routes), self.metrics, self.config, gate=gate)
+        self.dispatch = Dispatch(Router(routes), self.metrics, self.config, gate=gate, meter=meter)
         self.server = Server(self.dispatch, self.config, self.clock)
         self.checker = Checker()
 

@@ -21,7 +21,7 @@ def test_each_base_class_decides_outcome_retry_and_status(error: type[BrokerErro
         assert 400 <= raised.http_status < 500 or raised.http_status == 501
     elif isinstance(raised, UnavailableError):
         assert (raised.outcome, raised.retriable) == ("refused", True)
-        assert raised.http_status in (421, 503, 507)
+        assert raised.http_status in (421, 429, 503, 507)
     else:
         assert (raised.outcome, raised.retriable) == ("unknown", False)
         assert raised.http_status == 500
@@ -49,7 +49,7 @@ def test_the_set_of_error_codes_is_as_promised() -> None:
         "transaction_too_old idempotency_key_reused body_too_large too_many_messages overloaded "
         "no_leader outcome_unknown clock_skew storage_full storage_corrupt forbidden not_leader "
         "not_allowed not_installed transaction_fenced transaction_not_in_progress transaction_conflict changes_too_large "
-        "cursor_moved too_many_cursors topic_recreated already_published"
+        "cursor_moved too_many_cursors topic_recreated already_published quota_exceeded unauthenticated"
     )
     assert {error.code for error in ERRORS} == {*promised.split(), "internal"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.config.sections import Config
-from broker.errors import BodyTooLarge, Overloaded
+from broker.errors import BodyTooLarge, Overloaded, QuotaExceeded
 from broker.http.budget import (
     DEFAULTS,
     Account,
@@ -170,3 +170,83 @@ def test_lines_of_the_log_are_counted_by_the_second(budgets: Budgets) -> None:
 def test_one_connection_may_read_the_largest_message_in_columns() -> None:
     largest = COPIES * Config().limits.body_inflated_bytes_max
     assert DEFAULTS[BudgetKind.REPLY_BYTES].connection >= largest
+
+
+# --- Principals -----------------------------------------------------------------------------------
+
+
+class CountingQuota:
+    """A quota that allows so much of each kind."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used: dict[BudgetKind, int] = {}
+
+    def take(self, kind: BudgetKind, amount: int) -> None:
+        if self.used.get(kind, 0) + amount > self.most:
+            raise QuotaExceeded(f"no more {kind}")
+        self.used[kind] = self.used.get(kind, 0) + amount
+
+    def give(self, kind: BudgetKind, amount: int) -> None:
+        self.used[kind] -= amount
+
+
+def test_connections_of_one_principal_share_its_bound_wherever_they_come_from(
+    budgets: Budgets,
+) -> None:
+    first, second, other = Client(budgets, "a"), Client(budgets, "b"), Client(budgets, "b")
+    for client in first, second:
+        client.account.bill("alice")
+    first.account.take(BODY, 50)
+    second.account.take(BODY, 30)
+    assert budgets.callers["@alice"].used[BODY] == 80
+    other.account.take(BODY, 20)  # Another caller at the same address.
+    with pytest.raises(Overloaded):
+        first.account.take(BODY, 10)
+
+
+def test_what_is_used_moves_to_the_principal_and_back(budgets: Budgets) -> None:
+    client = Client(budgets, "a")
+    client.account.take(BODY, 10)
+    for principal, name in (("alice", "@alice"), ("bob", "@bob"), ("", "a"), ("a", "@a")):
+        client.account.bill(principal)
+        assert client.account.caller == name
+        assert {each.name: each.used[BODY] for each in budgets.callers.values()} == {name: 10}
+    assert budgets.used[BODY] == 10
+    client.account.close()
+    assert budgets.callers == {}
+    assert budgets.used[BODY] == 0
+
+
+def test_an_ended_connection_is_billed_to_nobody(budgets: Budgets) -> None:
+    client = Client(budgets, "a")
+    client.account.close()
+    client.account.bill("alice", CountingQuota(1))
+    assert budgets.callers == {}
+
+
+def test_a_quota_counts_what_its_connections_use_until_they_end(budgets: Budgets) -> None:
+    quota, clients = CountingQuota(2), [Client(budgets, str(n)) for n in range(3)]
+    for client in clients:
+        client.account.take(BudgetKind.CONNECTIONS)
+    for client in clients[:2]:
+        client.account.bill("alice", quota)
+    with pytest.raises(QuotaExceeded):
+        clients[2].account.bill("alice", quota)
+    clients[2].account.close()
+    clients[0].account.take(BudgetKind.WAITING)
+    clients[0].account.cut(BudgetKind.WAITING)
+    assert quota.used == {BudgetKind.CONNECTIONS: 1, BudgetKind.WAITING: 0}
+    clients[1].account.bill("bob")
+    assert quota.used[BudgetKind.CONNECTIONS] == 0
+
+
+def test_a_quota_is_given_back_what_a_bound_refuses(budgets: Budgets) -> None:
+    quota, client = CountingQuota(100), Client(budgets, "a")
+    client.account.bill("alice", quota)
+    with pytest.raises(BodyTooLarge):
+        client.account.take(BODY, 61)
+    with pytest.raises(QuotaExceeded):
+        client.account.take(BudgetKind.ROWS, 101)
+    assert not any(quota.used.values())
+    assert budgets.used[BudgetKind.ROWS] == 0
