@@ -219,7 +219,8 @@ class Routed:
         node = me if place.here else place.node
         url = None if node is None else node.url
         if self.is_alone:
-            url = f"http://{request.headers.get('Host', 'localhost')}"
+            scheme = self.routing.me.url.partition(":")[0]
+            url = f"{scheme}://{request.headers.get('Host', 'localhost')}"
         number = None if node is None else node.instance
         return json_reply(Leader(node=number, url=url, epoch=epoch_of(self.topics, topic)))
 

@@ -25,6 +25,7 @@ from broker.client.node_directory import NodeDirectory
 from broker.client.values import Settings
 from broker.errors import BrokerError, Unavailable
 from broker.http.answer import NotSent
+from broker.http.certificates import client_context
 from broker.http.outbound import Streamed
 from broker.http.pool import Pool, open_connection
 from broker.model import TopicId
@@ -112,15 +113,9 @@ class Transport(Protocol):
         """Close all connections; requests in flight end as unanswered."""
 
 
-def trusting(ca_file: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts the certificates in a file. Raises ValueError, which names it."""
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(
-            f"ca_file: {ca_file!r} can't be read as a PEM file with certificates: {reason}"
-        ) from error
+def trusting(ca_file: str, certificate_file: str = "", key_file: str = "") -> ssl.SSLContext:
+    """Return a TLS context of these files; an empty name stands for none. Raises ValueError, which names a bad file."""
+    return client_context(ca_file, certificate_file, key_file)
 
 
 class HttpTransport:
@@ -137,8 +132,9 @@ class HttpTransport:
             settings.urls, follow=settings.follow_leaders, only_by_given=bool(settings.headers)
         )
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
-        if tls is None and settings.ca_file:
-            tls = trusting(settings.ca_file)
+        files = (settings.ca_file, settings.certificate_file, settings.key_file)
+        if tls is None and any(files):
+            tls = trusting(*files)
         self._reading_headers = {"Accept-Encoding": "identity", **self._headers}
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None

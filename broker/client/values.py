@@ -180,6 +180,8 @@ class Settings:
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
         ca_file: a PEM file with the certificates to trust for https addresses, if not the system's.
+        certificate_file: a PEM file with the certificate that the client shows to the broker; empty: it shows none.
+        key_file: a PEM file with the key of that certificate; empty: it is in the same file.
         deadline_s: the time limit of a call, from the call on: with its retries and its waits for room, for earlier
             publishes and for a connection. For ``publish_later`` it is the time until the message is settled. The
             wait of a poll is not included. A tail or a stream of events has no such limit, but gives up an answer that
@@ -217,6 +219,8 @@ class Settings:
     namespace: str = "default"
     headers: tuple[tuple[str, str], ...] = ()
     ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
     deadline_s: float = 30.0
     connect_timeout_s: float = 10.0
     retry_delay_min_s: float = 0.05
@@ -235,8 +239,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         typed_options.check_types(self)
-        for url in self.urls:
-            Address.of(url)
+        if len({Address.of(url).tls for url in self.urls}) > 1:
+            raise ValueError(f"All of a cluster's addresses must be https, or none: {self.url!r}.")
         header_lines(dict(self.headers))
         for part in fields(self):
             value = getattr(self, part.name)
@@ -272,6 +276,8 @@ class SettingOptions(TypedDict, total=False):
     namespace: str
     headers: tuple[tuple[str, str], ...]
     ca_file: str
+    certificate_file: str
+    key_file: str
     deadline_s: float
     connect_timeout_s: float
     retry_delay_min_s: float

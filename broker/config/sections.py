@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
+from broker.config.declaration import key
 from broker.config.text_forms import (
     HOST_NAME,
     HOST_PORT,
@@ -30,11 +31,9 @@ from broker.config.text_forms import (
     ORIGIN,
     TOPIC,
     URL,
-    Form,
     is_loopback,
 )
-
-T = TypeVar("T")
+from broker.config.tls_section import TlsConfig, tls_problems
 
 TTL_S_MAX = 2_147_483_647
 INSTANCE_ID_MAX = 255
@@ -97,21 +96,6 @@ class Role(enum.StrEnum):
     ALL = "all"
     TOPICS = "topics"
     TRANSACTIONS = "transactions"
-
-
-def key(
-    default: T,
-    doc: str,
-    *,
-    least: float | None = None,
-    most: int | None = None,
-    form: Form | None = None,
-) -> T:
-    """Declare a key. Numbers are allowed from ``least`` to ``most``, texts in this form."""
-    metadata = {"doc": doc, "least": least, "most": most, "form": form}
-    if isinstance(default, Mapping):  # Dataclasses refuse it as mutable, although it is read-only.
-        return field(default_factory=lambda: default, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +366,7 @@ class ClusterConfig:
         most=INSTANCE_ID_MAX,
     )
     advertised_url: str | None = key(
-        None, "URL by which other nodes reach this one; none: http://host:port.", form=URL
+        None, "URL by which other nodes reach this one; none: its host and port.", form=URL
     )
     peer_urls: Mapping[str, str] = key(
         MappingProxyType({}),
@@ -449,9 +433,15 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     hbase: HBaseConfig = field(default_factory=HBaseConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
-        problems = [*_key_problems(self), *_contradictions(self), *_cluster_problems(self)]
+        problems = [
+            *_key_problems(self),
+            *_contradictions(self),
+            *_cluster_problems(self),
+            *tls_problems(self.tls, self.cluster.advertised_url),
+        ]
         if problems:
             raise ConfigError("\n".join(problems))
 

@@ -156,6 +156,9 @@ class Exchange:
         began = self._clock.monotonic()
         if connection.is_new:
             connection.is_new = False
+            # Only now the handshake of TLS is done.
+            shown = http.get_extra_info("peercert") or None
+            connection.remote = connection.remote._replace(certificate=shown)
             connection.is_ours = headers.get("User-Agent", "").startswith(OUR_CLIENT)
         try:
             refusal = connection.begin(http)

@@ -32,6 +32,7 @@ import httptools
 from typing_extensions import override
 
 from broker.http.answer import Address, HttpAnswer, NoAnswer, NotSent
+from broker.http.tls_layer import TlsRefused
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """The largest head of an answer. Also the largest run of bytes without a head or a body: between head and body,
@@ -262,6 +263,9 @@ class OutboundConnection(asyncio.Protocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if isinstance(exc, TlsRefused) and not self.answered:
+            # With TLS 1.3 a server checks the client's certificate after the client has sent its first request.
+            self._end(NotSent(f"the server refused the TLS handshake: {exc}"))
         self.give_up(exc or "the server closed the connection")
 
     # --- Called by the parser ---------------------------------------------------------------------

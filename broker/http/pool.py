@@ -12,7 +12,9 @@ from functools import cache
 from typing import Generic, TypeVar
 
 from broker.http.answer import NotSent
+from broker.http.certificates import client_context
 from broker.http.outbound import OutboundConnection
+from broker.http.tls_layer import TlsLayer
 from broker.shield import bare
 
 AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
@@ -93,16 +95,30 @@ class Pool(Generic[AnyConnection]):
 
 
 async def open_connection(
-    connection: AnyConnection, timeout_s: float, tls: ssl.SSLContext | None = None
+    connection: AnyConnection,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
+    name: str | None = None,
 ) -> AnyConnection:
-    """Connect to the server and return the connection. Raises NotSent."""
+    """Connect to the server and return the connection. Raises NotSent.
+
+    ``name`` is the name that the server's certificate must have; None: the host of its URL.
+    """
     loop, address = asyncio.get_running_loop(), connection.address
-    context = (tls or _default_tls()) if address.tls else None
     try:
         async with asyncio.timeout(timeout_s):
-            await loop.create_connection(
-                lambda: connection, address.host, address.port, ssl=context
-            )
+            if address.tls:
+                layer = TlsLayer(
+                    connection, tls or _default_tls(), server_hostname=name or address.host
+                )
+                await loop.create_connection(lambda: layer, address.host, address.port)
+                try:
+                    await layer.opened
+                except BaseException:
+                    connection.close()
+                    raise
+            else:
+                await loop.create_connection(lambda: connection, address.host, address.port)
     except UnicodeError as error:  # Of a name that no machine can have.
         raise NotSent(str(error)) from error
     except (OSError, TimeoutError) as error:
@@ -113,4 +129,4 @@ async def open_connection(
 @cache
 def _default_tls() -> ssl.SSLContext:
     """Return a context that trusts the machine's certificates. Loading them takes about 20 ms."""
-    return ssl.create_default_context()
+    return client_context()

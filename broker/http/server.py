@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from typing_extensions import override
@@ -32,6 +33,7 @@ from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
 from broker.http.inbound import Connection
 from broker.http.reply import Reply
+from broker.http.tls_layer import TlsLayer
 
 BACKLOG: Final = 1024
 TICK_S = 1.0
@@ -63,6 +65,9 @@ class _Protocols(web.Server):
 
     @override
     def __call__(self) -> Connection:
+        return cast("Connection", self._server.over_tls(self._connection()))
+
+    def _connection(self) -> Connection:
         keep_alive_s = self._server.keep_alive_s
         if keep_alive_s:
             # Connections that began together must not end in one iteration of the loop.
@@ -99,6 +104,12 @@ class Server:
         self._listening: socket.socket | None = None
         self.drain: Drain
         self._sweeper: asyncio.Task[None] | None = None
+        self.tls: ssl.SSLContext | None = None
+        """The context of TLS for new connections; None: they are without it. It may be replaced at any time."""
+
+    def over_tls(self, connection: Connection) -> asyncio.BaseProtocol:
+        """Return the protocol for the socket of a new connection."""
+        return connection if self.tls is None else TlsLayer(connection, self.tls)
 
     async def start(self, host: str, port: int, listening: socket.socket | None = None) -> None:
         """Listen on a new socket, or on ``listening``, which listens already. Port 0 takes a free port.

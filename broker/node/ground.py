@@ -39,6 +39,7 @@ from broker.coordination.ports import Contact, Membership, NodeInfo
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
+from broker.node.certificates import Certificates
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peer_requests import Receiving
@@ -95,6 +96,7 @@ class Ground:
 
     Attributes:
         owner: the name of this incarnation of the node.
+        certificates: the node's contexts of TLS.
         stopped: done, with the reason, once this node must stop.
         logs, records: the stores.
         coordinator, membership, tenure: the node among the others.
@@ -113,8 +115,20 @@ class Ground:
     routing: Routing
     _view: ClusterView
 
-    def __init__(self, config: Config, clock: Clock, metrics: Metrics, servers: Servers) -> None:
-        """Keep the parts. Nothing is opened before ``open``."""
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        metrics: Metrics,
+        servers: Servers,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """Keep the parts. Nothing is opened before ``open``.
+
+        Raises:
+            BadCertificates: a file of TLS can't be used.
+        """
+        self.certificates = certificates or Certificates(config.tls)
         self.owner = secrets.token_hex(INCARNATION_BYTES)
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers = servers
@@ -153,7 +167,12 @@ class Ground:
         )
         await tenure.start()
         ends.push_async_callback(self._release)
-        self._peers = peers = HttpPeers(reached_at=self._config.cluster.peer_urls)
+        certificates = self.certificates
+        self._peers = peers = HttpPeers(
+            reached_at=self._config.cluster.peer_urls,
+            tls=lambda: certificates.peers,
+            only_tls=certificates.listener is not None,
+        )
         ends.push_async_callback(peers.close)
         sender = Sender(self.instance, self.owner)
         self._forwarder = forwarder = Forwarder(peers, clock, sender, secret)

@@ -35,6 +35,7 @@ from broker.config.sections import AccessMode, Config
 from broker.config.text_forms import is_loopback
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
+from broker.node.certificates import Certificates
 from broker.node.ground import Ground
 from broker.node.servers import configured_servers, open_store
 from broker.node.transactions import (
@@ -97,6 +98,7 @@ class Node:
         self._listening: socket.socket | None = None
         self._access: AccessRecords | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._watching_files: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
@@ -163,10 +165,18 @@ class Node:
         if config.transactions.thrift_port is not None:
             serving = OwnService(transactions, routed, deadline_s=config.server.request_deadline_s)
             self._tephra = await serve_tephra(
-                config, serving, server.budgets, self.metrics, self.clock
+                config,
+                serving,
+                server.budgets,
+                self.metrics,
+                self.clock,
+                ground.certificates.listener,
             )
+        server.tls = ground.certificates.listener
         await server.start(host, port, listening)
         self._server = server
+        ground.certificates.on_change(self._use_certificates)
+        self._watching_files = asyncio.create_task(ground.certificates.watch())
         self._watch(topics, around, server)
         sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
         self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
@@ -186,6 +196,18 @@ class Node:
         )
         return RequiredGate(access.rules, self.clock.now_ms), meter
 
+    def _use_certificates(self) -> None:
+        """Let the listeners use the present certificates for new connections."""
+        assert self._ground is not None, "not started"
+        for listener in (self._server, self._tephra):
+            if listener is not None:
+                listener.tls = self._ground.certificates.listener
+
+    def reload_certificates(self) -> None:
+        """Read the files of TLS again if they have changed."""
+        if self._ground is not None:
+            self._ground.certificates.reload()
+
     @property
     def stopped(self) -> asyncio.Future[str]:
         """Done, with the reason, once this node must stop."""
@@ -199,7 +221,8 @@ class Node:
         every = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - Compared only.
         reachable = every.get(host, host)
         shown = f"[{reachable}]" if ":" in reachable else reachable
-        return f"http://{shown}:{self.port}"
+        scheme = "https" if self.config.tls.is_on else "http"
+        return f"{scheme}://{shown}:{self.port}"
 
     @property
     def port(self) -> int:
@@ -221,6 +244,8 @@ class Node:
         log.info("node draining")
         drain_s = self.config.server.drain_s
         deadline = self.clock.monotonic() + drain_s
+        if self._watching_files is not None:
+            self._watching_files.cancel()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -354,7 +379,9 @@ def _name_of(config: Config) -> str:
 
 def _configured_ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
     """Return the configured ground. Raises Unavailable."""
-    return Ground(config, clock, metrics, configured_servers(config, clock, metrics))
+    certificates = Certificates(config.tls)
+    servers = configured_servers(config, clock, metrics, certificates)
+    return Ground(config, clock, metrics, servers, certificates)
 
 
 async def sweep_store(config: Config) -> SweepReport:

@@ -75,6 +75,8 @@ class _NodeSignals:
         self._reload = reload
         self._sink = sink
         self._stopped_at_s: float | None = None
+        self.reload_more: Callable[[], object] = lambda: None
+        """SIGHUP also calls it."""
 
     def watch(self) -> None:
         """Take the signals of this process. Must be called on the event loop."""
@@ -104,6 +106,7 @@ class _NodeSignals:
             log.warning("configuration not reloaded: the old one stays", error=str(error))
             return
         logs.set_level(found.logs.log_level)
+        self.reload_more()
         changed = sorted(
             key.dotted
             for key in iter_keys()
@@ -124,6 +127,7 @@ async def _run(config: Config, signals: _NodeSignals, *, as_json: bool) -> str |
     signalled = asyncio.ensure_future(signals.stop.wait())
     with contextlib.closing(MachineClocks()) as clocks:
         node = Node(config)
+        signals.reload_more = node.reload_certificates
         if not await _started(node, signalled):
             return None
         gc.collect()

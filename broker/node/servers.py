@@ -20,6 +20,7 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import Unavailable, install_command
 from broker.metrics import Metrics
+from broker.node.certificates import Certificates
 from broker.node.ground import Servers, Stores
 from broker.storage.call_health import CallOutcome
 from broker.storage.leveldb import files
@@ -36,7 +37,9 @@ LOOK_EVERY_S = 1.0
 log = logs.get_logger()
 
 
-def configured_servers(config: Config, clock: Clock, metrics: Metrics) -> Servers:
+def configured_servers(
+    config: Config, clock: Clock, metrics: Metrics, certificates: Certificates
+) -> Servers:
     """Return the servers that the configuration names; connect to none yet. Raises Unavailable: an extra is missing."""
     if not config.cluster.is_on:
         return OwnServers(config, clock, metrics)
@@ -47,23 +50,26 @@ def configured_servers(config: Config, clock: Clock, metrics: Metrics) -> Server
         raise Unavailable(
             f"A node of a cluster needs the package {error.name!r}: {install_command('cluster')}"
         ) from error
-    return ClusterServers(config, clock)
+    return ClusterServers(config, clock, certificates)
 
 
 class ClusterServers:
     """HBase and ZooKeeper at the configured addresses."""
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    def __init__(self, config: Config, clock: Clock, certificates: Certificates) -> None:
         """Keep the configuration."""
         self._config = config
         self._clock = clock
+        self._certificates = certificates
 
     async def stores(self, on_call_end: Callable[[CallOutcome], None]) -> Stores:
         """Open HBase's tables. Raises Unavailable: no gateway answers, or the tables do not exist."""
         from broker.storage.hbase.store import open_hbase  # noqa: PLC0415
 
         hbase = self._config.hbase
-        table = await open_hbase(hbase, self._clock, on_call_end)
+        table = await open_hbase(
+            hbase, self._clock, on_call_end, tls=lambda: self._certificates.hbase
+        )
         store = Logs(table, self._clock, call_s=hbase.hbase_call_s)
         return Stores(store, Records(store.resolver), table.close)
 

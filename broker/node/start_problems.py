@@ -14,6 +14,7 @@ from typing import Final
 from broker.config.sections import Config
 from broker.coordination.ports import InstanceTaken
 from broker.errors import BrokerError, CannotListen, StorageCorrupt, TaskFailed
+from broker.http.certificates import BadCertificates
 from broker.storage.leveldb import files
 
 PRIVILEGED_BELOW: Final = 1024
@@ -104,6 +105,8 @@ def told(config: Config) -> Iterator[None]:
     """Turn the errors of a start into TaskFailed, and add the next step to StorageCorrupt."""
     try:
         yield
+    except BadCertificates as error:
+        raise TaskFailed(f"can't serve: {error}") from error
     except InstanceTaken as error:
         raise TaskFailed(f"{error} This node does not start.") from error
     except StorageCorrupt as error:

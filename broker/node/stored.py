@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 from broker.clock import SystemClock
 from broker.config.sections import Config
 from broker.model import TopicId
+from broker.node.certificates import Certificates
 from broker.node.servers import open_store
 from broker.storage.check import verify
 from broker.storage.keys import LogId
@@ -70,7 +71,8 @@ class Store(NamedTuple):
             return
         from broker.storage.hbase.store import open_hbase  # noqa: PLC0415 - An extra.
 
-        opened = await open_hbase(self.config.hbase, SystemClock())
+        certificates = Certificates(self.config.tls)
+        opened = await open_hbase(self.config.hbase, SystemClock(), tls=lambda: certificates.hbase)
         try:
             yield Logs(opened, SystemClock())
         finally:

@@ -7,6 +7,7 @@ extra ``tephra``: its packages are imported only if a node starts it.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -138,8 +139,9 @@ async def serve_tephra(
     budgets: Budgets,
     metrics: Metrics,
     clock: Clock,
+    tls: ssl.SSLContext | None = None,
 ) -> TephraServer:
-    """Listen on the port that the configuration names.
+    """Listen on the port that the configuration names, with ``tls`` over TLS.
 
     Raises:
         Unavailable: a package that it needs is not installed.
@@ -159,6 +161,7 @@ async def serve_tephra(
     most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
     bounds = TephraBounds(config.server.request_deadline_s, most, own.transactions_reset_allowed)
     server = TephraServer(transactions, budgets, metrics, clock, bounds)
+    server.tls = tls
     host = config.server.host
     await server.start(host, port, listen_at(host, port))
     log.info("thrift service started", host=config.server.host, port=server.port)

@@ -10,12 +10,13 @@ block publishes.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
-from broker.http.answer import HttpAnswer, NoAnswer, NotSent
+from broker.http.answer import Address, HttpAnswer, NoAnswer, NotSent
 from broker.http.outbound import REPLY_BYTES_MAX, Ask, OutboundConnection
 from broker.http.pool import Pool, open_connection
 
@@ -96,10 +97,21 @@ class HttpPeers:
     """Reaches the other nodes over TCP. Create, use and close it in one event loop."""
 
     def __init__(
-        self, *, reached_at: Mapping[str, str] | None = None, idle_s_max: float = IDLE_S_MAX
+        self,
+        *,
+        reached_at: Mapping[str, str] | None = None,
+        idle_s_max: float = IDLE_S_MAX,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        only_tls: bool = False,
     ) -> None:
-        """Begin without a connection. ``reached_at`` has the address of a node that is not reached at its own URL."""
+        """Begin without a connection. ``reached_at`` has the address of a node that is not reached at its own URL.
+
+        ``tls`` returns the context for nodes whose URL is https. A node's certificate must have the host of the URL
+        that the node advertises, however it is reached. With ``only_tls`` other nodes are not asked.
+        """
         self._reached_at = reached_at or {}
+        self._tls = tls
+        self._only_tls = only_tls
         self._idle_s_max = idle_s_max
         self._soon: dict[str, Pool[OutboundConnection]] = {}
         self._streams: dict[str, Pool[OutboundConnection]] = {}
@@ -151,14 +163,19 @@ class HttpPeers:
         self, pool: Pool[OutboundConnection], url: str, timeout_s: float
     ) -> OutboundConnection:
         """Return a connection that no other request uses. Raises NotSent."""
+        reached = self._reached_at.get(url, url)
+        if self._only_tls and not (url.startswith("https:") and reached.startswith("https:")):
+            raise NotSent(f"{url} is not https, and this node reaches others over TLS alone")
         if not await pool.enter(timeout_s):
             raise NotSent(f"too many requests to {url} are in flight")
-        reached = self._reached_at.get(url, url)
         try:
             connection = pool.take(reached)
             if connection is None:
                 opening = open_connection(
-                    OutboundConnection(reached, {}), min(timeout_s, CONNECT_S)
+                    OutboundConnection(reached, {}),
+                    min(timeout_s, CONNECT_S),
+                    self._tls(),
+                    name=Address.of(url).host,
                 )
                 connection = pool.add(await opening)
         except BaseException:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from broker.clock import Clock
 from broker.http.budget import Budgets
+from broker.http.tls_layer import TlsLayer
 from broker.metrics import Metrics
 from broker.transactions.service_calls import AskedService
 from broker.transactions.tephra_connection import TephraConnection
@@ -64,6 +66,8 @@ class TephraServer:
         """Every connection's bytes pass through it, and are copied at once."""
         self.port = 0
         """The port on which the server listens, once started."""
+        self.tls: ssl.SSLContext | None = None
+        """The context of TLS for new connections; None: they are without it. It may be replaced at any time."""
         self.draining = False
         self.open: dict[TephraConnection, None] = {}
         self._of_caller: Counter[str] = Counter()
@@ -88,8 +92,11 @@ class TephraServer:
             )
         self.port = self._server.sockets[0].getsockname()[1]
 
-    def _make_connection(self) -> TephraConnection:
-        return TephraConnection(self)
+    def _make_connection(self) -> asyncio.BaseProtocol:
+        connection = TephraConnection(self)
+        if self.tls is None:
+            return connection
+        return TlsLayer(cast("asyncio.Protocol", connection), self.tls)
 
     # Called by connections.
 

@@ -9,6 +9,7 @@ import asyncio
 import io
 import secrets
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Self
@@ -46,11 +47,14 @@ from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.topics.topics import Topics
 from broker.transactions.service import Transactions
+from tests.kit import certificates
 from tests.kit.members import FewNodes
 from tests.kit.openapi import Answered, Checker
 
 REQUEST_ID = "X-Request-Id"
 NAMESPACE = "/v1/namespaces/default"
+TRUST_AT: dict[int, ssl.SSLContext] = {}
+"""The contexts for clients of the ports of this process that have TLS."""
 
 
 def topic_path(topic: str, action: str = "") -> str:
@@ -215,6 +219,9 @@ class Broker:
 async def listening(broker: Broker) -> AsyncIterator[Http]:
     """Listen on a free port of loopback, and yield a client."""
     await broker.server.start("127.0.0.1", 0)
+    TRUST_AT.pop(broker.server.port, None)
+    if broker.server.tls is not None:
+        TRUST_AT[broker.server.port] = certificates.trusting()
     async with Http(broker.server.port, broker.checker) as client:
         yield client
 
@@ -225,14 +232,16 @@ class Http:
     def __init__(self, port: int, checker: Checker | None = None) -> None:
         """Make a client for a port of loopback."""
         self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.tls = TRUST_AT.get(port)
+        self.url = f"{'http' if self.tls is None else 'https'}://127.0.0.1:{port}"
         self._checker = checker or Checker()
         self._session: ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         """Open the session; it has no limit of connections."""
         self._session = ClientSession(
-            connector=TCPConnector(limit=0), skip_auto_headers=("Content-Type", "User-Agent")
+            connector=TCPConnector(limit=0, ssl=self.tls or True),
+            skip_auto_headers=("Content-Type", "User-Agent"),
         )
         return self
 
@@ -288,7 +297,10 @@ class RawHttp:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
         limit = self._receive_buffer or 1 << 20
-        self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=limit)
+        tls = TRUST_AT.get(self._port)
+        self._reader, self._writer = await asyncio.open_connection(
+            sock=sock, limit=limit, ssl=tls, server_hostname=tls and "127.0.0.1"
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -305,8 +317,8 @@ class RawHttp:
         self._writer.write(data)
 
     def half_close(self) -> None:
-        """Close the sending side; replies may still arrive."""
-        self._writer.write_eof()
+        """Close the sending side, with TLS that of TCP alone; replies may still arrive."""
+        self._writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
 
     async def line(self) -> bytes:
         """Read a line."""

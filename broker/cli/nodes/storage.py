@@ -21,6 +21,8 @@ from broker.cli.command.problems import NotNow
 from broker.cli.nodes.serve import configured_by, resolved
 from broker.config import sources
 from broker.errors import StorageCorrupt, UnavailableError, install_command
+from broker.http.certificates import BadCertificates
+from broker.node.certificates import Certificates
 
 if TYPE_CHECKING:
     from broker.config.sections import Config
@@ -244,7 +246,8 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     with _store_errors(Path(), "make"):
         from broker.storage.hbase.store import init_hbase  # noqa: PLC0415 - Only clusters need it.
 
-        made = asyncio.run(init_hbase(config.hbase))
+        certificates = Certificates(config.tls)
+        made = asyncio.run(init_hbase(config.hbase, lambda: certificates.hbase))
     problems = [f"{each.name}: {problem}" for each in made for problem in each.problems]
     write_answer([each._asdict() for each in made], lambda _: _MADE(made), as_json=as_json)
     for line in problems:
@@ -284,6 +287,8 @@ def _store_errors(directory: Path, what: str) -> Iterator[None]:
         raise click.ClickException(start_problems.cannot_open(error, directory, what)) from error
     except UnavailableError as error:
         raise NotNow(error) from error
+    except BadCertificates as error:
+        raise click.ClickException(str(error)) from error
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"a cluster needs the package {error.name!r}: {install_command('cluster')}"

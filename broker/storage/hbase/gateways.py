@@ -32,12 +32,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from broker import retries
+from broker.http.tls_layer import TlsLayer
 from broker.shield import bare
 from broker.storage.call_health import CANCELLED, CallOutcome
 from broker.storage.hbase import requests, thrift
@@ -45,6 +47,8 @@ from broker.storage.hbase.line import Line
 from broker.storage.table import NotWritten, TableError, WriteUnknown
 from broker.turns import CallSubject, Turn, Turns
 from broker.user_code import Ended
+
+TlsSource = Callable[[], ssl.SSLContext | None]
 
 CALL_S = 10.0
 """Longer than the gateway's own limit, so that most late answers still come."""
@@ -95,7 +99,7 @@ class Gateway:
 class Gateways:
     """Calls to the gateways of one HBase. Made and used in one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - All but one by name.
         self,
         addresses: Sequence[GatewayAddress],
         *,
@@ -104,17 +108,20 @@ class Gateways:
         connect_s: float = CONNECT_S,
         idle_s: float = IDLE_S,
         observe: Callable[[CallOutcome], None] | None = None,
+        tls: TlsSource = lambda: None,
     ) -> None:
         """Keep ``addresses``; connections are made when calls need them.
 
         ``connections_max`` limits the calls in flight; late calls have a limit of their own (turns.py). ``call_s``
         limits each wait of one call: for its turn, and for its answer. ``connect_s`` limits the wait for a
-        connection. ``observe`` is called with each call as it ends.
+        connection. ``observe`` is called with each call as it ends. ``tls`` returns the context for new connections;
+        None: they are without TLS.
         """
         assert addresses, "at least one gateway"
         self._gateways = [Gateway(address) for address in addresses]
         self._call_s, self._connect_s, self._idle_s = call_s, connect_s, idle_s
         self._observe = observe
+        self._tls = tls
         self._turns = Turns(connections_max, LATE_SHARES * connections_max)
         self._rotation = itertools.count()
         self._lines: set[Line] = set()
@@ -270,9 +277,15 @@ class Gateways:
                 gateway.ready.remove(line)
 
         async with asyncio.timeout(self._connect_s):
-            _, line = await loop.create_connection(lambda: Line(left), *gateway.address)
+            line, context = Line(left), self._tls()
+            layer = None
+            if context is not None:
+                layer = TlsLayer(line, context, server_hostname=gateway.address[0])
+            await loop.create_connection(lambda: layer or line, *gateway.address)
             self._lines.add(line)
             try:
+                if layer is not None:
+                    await layer.opened
                 answer = (await self._probed(line)).result()
             except BaseException:
                 line.end()

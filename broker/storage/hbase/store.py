@@ -11,7 +11,7 @@ from broker.config.sections import HBaseConfig
 from broker.config.text_forms import parse_address
 from broker.errors import Unavailable
 from broker.storage.call_health import CallOutcome
-from broker.storage.hbase.gateways import CALL_S, GatewayAddress, Gateways
+from broker.storage.hbase.gateways import CALL_S, GatewayAddress, Gateways, TlsSource
 from broker.storage.hbase.schema import HBaseAdmin, Made, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import TableError
@@ -21,15 +21,21 @@ PAUSE_S = 0.25
 
 
 async def open_hbase(
-    config: HBaseConfig, clock: Clock, observe: Observe | None = None
+    config: HBaseConfig,
+    clock: Clock,
+    observe: Observe | None = None,
+    *,
+    tls: TlsSource = lambda: None,
 ) -> HBaseTable:
     """Open the table of all spaces; ``observe`` is called with each call to a gateway as it ends.
+
+    ``tls`` returns the context for new connections.
 
     Raises:
         Unavailable: no gateway answers within ``hbase_call_s``, or a table is missing in HBase.
         StorageCorrupt: a table in HBase has another format.
     """
-    gateways = _gateways(config, observe)
+    gateways = _gateways(config, observe, tls)
     schema = schema_of(config)
     deadline = clock.monotonic() + config.hbase_call_s
 
@@ -49,13 +55,13 @@ async def open_hbase(
         raise
 
 
-async def init_hbase(config: HBaseConfig) -> list[Made]:
+async def init_hbase(config: HBaseConfig, tls: TlsSource = lambda: None) -> list[Made]:
     """Create the namespace and the tables that are missing; return what was done for each.
 
     Raises:
         Unavailable: HBase did not create them; calling it again is safe.
     """
-    gateways = _gateways(config, None)
+    gateways = _gateways(config, None, tls)
     try:
         return await HBaseAdmin(gateways, schema_of(config)).init(config.hbase_regions)
     except TableError as error:
@@ -71,7 +77,7 @@ def schema_of(config: HBaseConfig) -> Schema:
     )
 
 
-def _gateways(config: HBaseConfig, observe: Observe | None) -> Gateways:
+def _gateways(config: HBaseConfig, observe: Observe | None, tls: TlsSource) -> Gateways:
     return Gateways(
         [GatewayAddress(*parse_address(each)) for each in config.hbase_gateways],
         connections_max=config.hbase_connections_max,
@@ -79,4 +85,5 @@ def _gateways(config: HBaseConfig, observe: Observe | None) -> Gateways:
         connect_s=config.hbase_connect_s,
         idle_s=config.hbase_idle_s,
         observe=observe,
+        tls=tls,
     )

@@ -191,7 +191,7 @@ def test_certificates_that_can_not_be_read_are_named(capsys, tmp_path):
     for reason in "no certificate", "No such file":
         code, _, err = run(capsys, "publish", "a/b", "x", "--context", "c")
         assert code == 2
-        told = f"broker: context 'c': ca_file: '{file}' can't be read as a PEM file with certificates: "
+        told = f"broker: context 'c': '{file}' can't be read as a PEM file with certificates: "
         assert err.startswith(told)
         assert reason in err
         file.unlink(missing_ok=True)

@@ -4,18 +4,31 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.http.drain import LINGER_S, Drain
 from broker.http.reply import Reply
-from tests.kit.serving import Broker, eventually, topic_path
+from tests.kit import certificates
+from tests.kit.certificates import TlsObject
+from tests.kit.serving import TRUST_AT, Broker, eventually, topic_path
 from tests.unit.http.test_delivery import serve_polls
 from tests.unit.http.test_drain import is_last_words
 
 PAYLOAD = b"x" * 60_000
 """More than both sockets take, and less than a connection may have unsent."""
+
+
+@pytest.fixture(params=["tcp", "tls"])
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = Broker()
+    if request.param == "tls":
+        broker.server.tls = certificates.serving(certificates.write(tmp_path))
+    assert (await broker.call("PUT", topic_path("t"))).status == 200
+    yield broker
+    await broker.close()
 
 
 class Looks:
@@ -41,6 +54,7 @@ class SlowReader:
         self.broker = broker
         self.sock = sock
         self.got = b""
+        self.tls: TlsObject | None = None
 
     @property
     def untaken(self) -> int:
@@ -50,8 +64,17 @@ class SlowReader:
     async def read(self) -> bytes:
         async with asyncio.timeout(30):
             piece = await asyncio.get_running_loop().sock_recv(self.sock, 1024)
-        self.got += piece
+        self.got += piece if self.tls is None else self.tls.decrypted(piece)
         return piece
+
+    async def ask(self, request: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        context = TRUST_AT.get(self.broker.server.port)
+        if context is not None:
+            self.tls = TlsObject(context)
+            await self.tls.shake_hands(self.sock)
+            request = self.tls.encrypted(request)
+        await loop.sock_sendall(self.sock, request)
 
     async def take_some(self) -> None:
         """Read until the node has noticed."""
@@ -77,6 +100,8 @@ async def answered(broker: Broker, *headers: str) -> AsyncIterator[tuple[SlowRea
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     listening.bind(("127.0.0.1", 0))
     await broker.server.start("127.0.0.1", 0, listening)
+    if broker.server.tls is not None:
+        TRUST_AT[broker.server.port] = certificates.trusting()
     with socket.socket() as sock:
         looks = Looks()
         broker.server.drain = Drain(looks, lambda: bool(broker.server.busy))  # type: ignore[arg-type]
@@ -85,8 +110,8 @@ async def answered(broker: Broker, *headers: str) -> AsyncIterator[tuple[SlowRea
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, ("127.0.0.1", broker.server.port))
         lines = [f"POST {topic_path('t', 'poll')} HTTP/1.1", "Host: localhost", *headers]
-        await loop.sock_sendall(sock, "\r\n".join([*lines, "Content-Length: 1", "", "x"]).encode())
         reader = SlowReader(broker, sock)
+        await reader.ask("\r\n".join([*lines, "Content-Length: 1", "", "x"]).encode())
         await eventually(lambda: broker.server.connections and reader.untaken, lambda: "no answer")
         await eventually(lambda: not broker.server.busy, lambda: "it was not answered")
         yield reader, looks

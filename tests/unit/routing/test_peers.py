@@ -165,7 +165,7 @@ def test_opening_a_connection_uses_up_the_time_of_a_request(monkeypatch) -> None
             timeouts_s.append(timeout_s)
             raise NoAnswer("silence")
 
-    async def open_connection(*_: object) -> Silent | None:
+    async def open_connection(*_: object, **__: object) -> Silent | None:
         return await pass_time(1.5, Silent())
 
     async def main(_: VirtualLoop) -> None:
