@@ -39,7 +39,7 @@ from broker.coordination.ports import Contact, Membership, NodeInfo
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node.certificates import Certificates
+from broker.node.tls_files import Certificates
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peer_requests import Receiving
@@ -152,6 +152,7 @@ class Ground:
             InstanceTaken: another node has the configured id.
         """
         clock, ends = self._clock, self._ends
+        ends.callback(asyncio.create_task(self.certificates.watch()).cancel)
         self._stores = stores = await self._servers.stores(self._call_ended)
         ends.push_async_callback(stores.close)
         self.logs, self.records = stores.logs, stores.records

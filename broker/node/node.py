@@ -35,9 +35,9 @@ from broker.config.sections import AccessMode, Config
 from broker.config.text_forms import is_loopback
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
-from broker.node.certificates import Certificates
 from broker.node.ground import Ground
 from broker.node.servers import configured_servers, open_store
+from broker.node.tls_files import Certificates
 from broker.node.transactions import (
     ServiceElsewhere,
     asked_service,
@@ -98,7 +98,6 @@ class Node:
         self._listening: socket.socket | None = None
         self._access: AccessRecords | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._watching_files: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
@@ -162,21 +161,13 @@ class Node:
         )
         dispatch = Dispatch(Router(routes), self.metrics, config, gate=gate, meter=meter)
         server = Server(dispatch, config, self.clock)
+        server.tls = ground.certificates.listener
         if config.transactions.thrift_port is not None:
             serving = OwnService(transactions, routed, deadline_s=config.server.request_deadline_s)
-            self._tephra = await serve_tephra(
-                config,
-                serving,
-                server.budgets,
-                self.metrics,
-                self.clock,
-                ground.certificates.listener,
-            )
-        server.tls = ground.certificates.listener
+            self._tephra = await serve_tephra(config, serving, server, self.metrics, self.clock)
         await server.start(host, port, listening)
         self._server = server
         ground.certificates.on_change(self._use_certificates)
-        self._watching_files = asyncio.create_task(ground.certificates.watch())
         self._watch(topics, around, server)
         sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
         self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
@@ -244,8 +235,6 @@ class Node:
         log.info("node draining")
         drain_s = self.config.server.drain_s
         deadline = self.clock.monotonic() + drain_s
-        if self._watching_files is not None:
-            self._watching_files.cancel()
         if self._sweeping is not None:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -20,8 +20,8 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import Unavailable, install_command
 from broker.metrics import Metrics
-from broker.node.certificates import Certificates
 from broker.node.ground import Servers, Stores
+from broker.node.tls_files import Certificates
 from broker.storage.call_health import CallOutcome
 from broker.storage.leveldb import files
 from broker.storage.leveldb.database import Options

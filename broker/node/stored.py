@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 from broker.clock import SystemClock
 from broker.config.sections import Config
 from broker.model import TopicId
-from broker.node.certificates import Certificates
 from broker.node.servers import open_store
+from broker.node.tls_files import Certificates
 from broker.storage.check import verify
 from broker.storage.keys import LogId
 from broker.storage.leveldb.directory_repair import opened_copy, verify_directory

@@ -7,7 +7,6 @@ extra ``tephra``: its packages are imported only if a node starts it.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +20,7 @@ from broker.client.outcomes import UNREACHED
 from broker.clock import Clock
 from broker.config.sections import Config
 from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable, install_command
-from broker.http.budget import Budgets
-from broker.http.server import listen_at
+from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.operations.table import BY_NAME
@@ -136,12 +134,11 @@ def settings_of(config: Config) -> TransactionSettings:
 async def serve_tephra(
     config: Config,
     transactions: AskedService,
-    budgets: Budgets,
+    listener: Server,
     metrics: Metrics,
     clock: Clock,
-    tls: ssl.SSLContext | None = None,
 ) -> TephraServer:
-    """Listen on the port that the configuration names, with ``tls`` over TLS.
+    """Listen on the port that the configuration names, with the budgets and the TLS of the node's ``listener``.
 
     Raises:
         Unavailable: a package that it needs is not installed.
@@ -160,8 +157,8 @@ async def serve_tephra(
     own = config.transactions
     most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
     bounds = TephraBounds(config.server.request_deadline_s, most, own.transactions_reset_allowed)
-    server = TephraServer(transactions, budgets, metrics, clock, bounds)
-    server.tls = tls
+    server = TephraServer(transactions, listener.budgets, metrics, clock, bounds)
+    server.tls = listener.tls
     host = config.server.host
     await server.start(host, port, listen_at(host, port))
     log.info("thrift service started", host=config.server.host, port=server.port)

@@ -22,7 +22,7 @@ from broker.cli.nodes.serve import configured_by, resolved
 from broker.config import sources
 from broker.errors import StorageCorrupt, UnavailableError, install_command
 from broker.http.certificates import BadCertificates
-from broker.node.certificates import Certificates
+from broker.node.tls_files import Certificates
 
 if TYPE_CHECKING:
     from broker.config.sections import Config

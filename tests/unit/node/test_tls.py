@@ -21,8 +21,8 @@ from broker.config.tls_section import ClientCertificates, TlsConfig
 from broker.errors import TaskFailed, Unavailable
 from broker.http.certificates import PeerCertificate
 from broker.node import start_problems
-from broker.node.certificates import Certificates
 from broker.node.node import Node
+from broker.node.tls_files import Certificates
 from tests.kit import certificates
 from tests.kit.certificates import Files
 from tests.kit.serving import eventually
