@@ -12,8 +12,16 @@ _HEAD: Final = """
 A quota bounds what one principal uses, or what is done with one topic, so that a program that runs wild takes nothing from
 others. Quotas count if `access_mode = required`; they can be set before. Without quotas nothing is counted.
 
-A limit belongs to a principal, to `*`, to `topic:NAMESPACE/TOPIC`, to
-`topic:NAMESPACE/*`, or to `topic:*`. For each kind the most exact name decides; `null` means no limit, although a less exact
+```sh
+broker access quotas set alice publish_requests_s=100 publish_bytes_s=10MB waits=50
+broker access quotas set '*' in_flight=200 connections=100        # each principal without a limit of its own
+broker access quotas set topic:audit/logins stored_bytes=5GB
+broker access quotas list
+broker access quotas remove alice
+```
+
+`set` replaces all limits of a name. A limit belongs to a principal, to `*`, to `topic:NAMESPACE/TOPIC`, to
+`topic:NAMESPACE/*`, or to `topic:*`. For each kind the most exact name decides; `none` (`null` in JSON) means no limit, although a less exact
 name has one. A change counts within two seconds on every node. `GET /v1/access/quotas` lists all limits. `PUT
 /v1/access/quotas/{name}` replaces those of a name, with a body such as `{"limits": {"waits": 50}}`; `DELETE` removes them. All of
 this needs the action `access`.

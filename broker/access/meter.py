@@ -14,6 +14,7 @@ alone. A request that is refused for one quota is charged for none of its place.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -72,6 +73,7 @@ class Meter:
         self._nodes = nodes
         self._buckets: dict[tuple[str, QuotaKind], tuple[BucketRate, Bucket]] = {}
         self._forget_at = BUCKETS_MAX
+        self._stages: dict[str, deque[float]] = {}
         self._held: WeakValueDictionary[str, Held] = WeakValueDictionary()
 
     # --- Where a client's request begins --------------------------------------------------------------
@@ -106,13 +108,17 @@ class Meter:
                 name = request.principal.name
                 self._take(self._publish_demands(name, bounds, len(request.body)))
 
-    def begin_led(self, request: Request) -> None:
-        """Charge the topic of a publish on the topic's leader. Raises QuotaExceeded: nothing was charged."""
+    def begin_led(self, request: Request) -> Bounds:
+        """Charge the topic of a publish on the topic's leader, and return the topic's limits.
+
+        Raises QuotaExceeded: nothing was charged.
+        """
         topic = request.topic
         bounds = self._quotas().of_topic(topic)
         if bounds:
             demands = self._publish_demands(name_of(topic), bounds, len(request.body), nodes=1)
             self._take(demands)
+        return bounds
 
     def billed(self, request: Request, operation: DeclaredOperation, answer: Answer) -> Answer:
         """Return a client's answer; its bytes are charged as they are sent. A stream pauses while it is in debt.
@@ -159,6 +165,23 @@ class Meter:
         check_count(of_principal, kind, count, principal.name)
         if topic is not None:
             check_count(of_topic, kind, count, name_of(topic))
+
+    def begin_stage(self, principal: Principal, topic: TopicId, life_s: float) -> None:
+        """Count a stage that begins. Raises QuotaExceeded if too many began within the life of one."""
+        now, counted = self._clock.monotonic(), []
+        for name, bounds in zip(
+            (f"{principal.name} {topic}", name_of(topic)),
+            self.bounds(principal, topic),
+            strict=True,
+        ):
+            if QuotaKind.STAGES in bounds:
+                began = self._stages.setdefault(name, deque())
+                while began and began[0] <= now - life_s:
+                    began.popleft()
+                check_count(bounds, QuotaKind.STAGES, len(began) + 1, name)
+                counted.append(began)
+        for began in counted:
+            began.append(now)
 
     # --- Buckets --------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ KINDS: Final[Mapping[QuotaKind, KindFacts]] = {
         exactness="Exact.",
     ),
     QuotaKind.CURSORS: KindFacts(
-        "Named cursors of one topic.",
+        "Named cursors of one topic, of all callers. A principal at its limit creates no more there.",
         of_topics=True,
         again_s=LATER_S,
         exactness="Creations at the same moment may all pass.",
@@ -133,12 +133,13 @@ KINDS: Final[Mapping[QuotaKind, KindFacts]] = {
         exactness="A new leader begins at 0.",
     ),
     QuotaKind.OPEN_TRANSACTIONS: KindFacts(
-        "Transactions in progress that the principal began.", exactness="Exact."
+        "Transactions in progress that the principal began over HTTP.",
+        exactness="Begins at the same moment may all pass. The node that leads the service counts, from its claim on.",
     ),
     QuotaKind.INVALID_POINTERS: KindFacts(
         "Invalid write pointers of the principal's transactions. At the limit it begins no further transaction.",
         again_s=LATER_S,
-        exactness="Exact.",
+        exactness="As open_transactions.",
     ),
     QuotaKind.STORED_BYTES: KindFacts(
         "Bytes of the payloads of the topic's messages. At the limit nothing more is published.",
@@ -163,7 +164,7 @@ def checked_limits(who: str, limits: Mapping[str, object]) -> dict[QuotaKind, in
     """Return the limits of a name. Raises BadRequest if the name or a limit is not valid, or a kind is not for it."""
     is_topic = check_quota_name(who)
     found: dict[QuotaKind, int | None] = {}
-    for name, limit in limits.items():
+    for name, limit in sorted(limits.items()):
         if name not in set(QuotaKind):
             raise BadRequest(
                 f"There is no quota {name!a:.80}. There are {', '.join(kinds(is_topic=is_topic))}."

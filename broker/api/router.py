@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 from broker.access.meter import Meter
+from broker.access.quotas import QuotaKind
 from broker.config.sections import Config
 from broker.errors import MethodNotAllowed, NotFound
 from broker.http.reply import Answer
@@ -61,6 +62,11 @@ class TopicHandlers:
         """Keep the parts of the node."""
         self._parts = parts
         self._topics = parts.topics
+
+    def _check_quota(self, request: Request, kind: QuotaKind, count: int) -> None:
+        """Raise QuotaExceeded if the caller, or the topic, may not have so many, with a new one."""
+        if self._parts.meter is not None:
+            self._parts.meter.check(request.principal, kind, count, request.topic)
 
 
 class Route(NamedTuple):

@@ -10,6 +10,8 @@ import orjson
 from broker import __version__, logs
 from broker.access.access_records import AccessRecords
 from broker.access.meter import PUBLISHES, Meter
+from broker.access.quotas import QuotaKind
+from broker.access.stored_bytes import StoredBytes
 from broker.api.cluster import ClusterHandlers, ClusterView
 from broker.api.messages.arrow import BulkReading
 from broker.api.messages.browse import Browsing
@@ -31,7 +33,7 @@ from broker.metrics import CONTENT_TYPE
 from broker.model import Snapshot
 from broker.operations import replies
 from broker.operations.media_types import JSON, PLAIN
-from broker.operations.operation import DeclaredOperation
+from broker.operations.operation import Action, DeclaredOperation
 from broker.operations.replies import Product
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.routing import nodeheaders
@@ -84,7 +86,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
         *(routed, polls, Events(parts, polls), Health(parts, not_ready), QuotaHandlers(access)),
         ClusterHandlers(cluster, topics.registry),
     )
-    handlers |= service_handlers(transactions)
+    handlers |= service_handlers(transactions, meter)
     unhiding = unhiding_of(own, config, topics)
     return [Route(each, _bound(each, handlers[each.name], parts, unhiding)) for each in OPERATIONS]
 
@@ -111,7 +113,7 @@ def _bound(
     if not operation.has_own_deadline:
         handler = _in_time(parts.topics.around.clock, operation, handler)
     if parts.meter is not None and operation.action in PUBLISHES:
-        handler = _metered(parts.meter, handler)
+        handler = _metered(parts.meter, StoredBytes(parts.topics), operation, handler)
     handler = parts.routed.bound(operation, handler)
     if operation.name == "purge":
         handler = pinned(parts.topics, handler)
@@ -120,11 +122,16 @@ def _bound(
     return _noted(operation, handler) if operation.notes else handler
 
 
-def _metered(meter: Meter, handler: Handler) -> Handler:
+def _metered(
+    meter: Meter, stored: StoredBytes, operation: DeclaredOperation, handler: Handler
+) -> Handler:
     """Return the handler of a publish that charges the topic first. It runs on the leader."""
 
     async def metered(request: Request) -> Answer:
-        meter.begin_led(request)
+        bounds = meter.begin_led(request)
+        most = bounds.get(QuotaKind.STORED_BYTES)
+        if most is not None and operation.action is Action.PUBLISH:
+            await stored.take(request.topic, len(request.body), most, request.usage)
         return await handler(request)
 
     return metered

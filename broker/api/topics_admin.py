@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 from broker.access.quotas import QuotaKind
@@ -54,7 +55,10 @@ class TopicsAdmin(TopicHandlers):
     async def create_topic(self, request: Request) -> Answer:
         """Create a topic that does not exist."""
         properties = self._properties(request)
-        await self._topics.create(request.topic, properties, request.deadline)
+        await self._check_topics(request)
+        await self._topics.create(
+            request.topic, properties, request.deadline, owner=request.principal.name
+        )
         return EMPTY
 
     async def update_topic(self, request: Request) -> Answer:
@@ -161,14 +165,19 @@ class TopicsAdmin(TopicHandlers):
         config = self._parts.config.topics
         defaults = {TTL: str(config.topic_ttl_default_s), **config.topic_properties_default}
         properties = decode_properties(request.body, defaults, request.topic)
-        if self._parts.meter is not None:
-            size = sum(
-                len(name.encode()) + len(value.encode()) for name, value in properties.items()
-            )
-            self._parts.meter.check(
-                request.principal, QuotaKind.PROPERTY_BYTES, size, request.topic
-            )
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+        self._check_quota(request, QuotaKind.PROPERTY_BYTES, size)
         return properties
+
+    async def _check_topics(self, request: Request) -> None:
+        """Raise QuotaExceeded if the caller may have no further topic, and this one does not exist."""
+        meter, owner = self._parts.meter, request.principal
+        if meter is None or QuotaKind.TOPICS not in meter.bounds(owner)[0]:
+            return
+        record = await self._topics.registry.read(request.topic)
+        if record is None or record.deleted:
+            count = await self._topics.registry.count_of(owner.name)
+            meter.check(owner, QuotaKind.TOPICS, count + 1)
 
 
 def pinned(topics: Topics, purge: Handler) -> Handler:
@@ -252,7 +261,8 @@ class CursorHandlers(TopicHandlers):
         place, expected, data = _decode_put(request.body)
         after = None if place is None else request.id_at(place)
         topic = await self._topics.get(request.topic, request.generation)
-        cursor = await self._topics.cursors.put(topic, name, after, expected, data)
+        check = partial(self._check_quota, request, QuotaKind.CURSORS)
+        cursor = await self._topics.cursors.put(topic, name, after, expected, data, check=check)
         return json_reply(_shown(topic, cursor))
 
     async def delete_cursor(self, request: Request) -> Answer:

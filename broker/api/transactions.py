@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, Final
 
+from broker.access.meter import Meter
+from broker.access.quotas import QuotaKind
 from broker.api import asked
 from broker.api.asked import checked, place_in, shown_id
 from broker.api.router import Handler, TopicHandlers
 from broker.errors import BadRequest, BrokerError, NotFound
+from broker.http.budget import PRINCIPAL
 from broker.http.reply import Answer, Reply, json_reply, media_type
 from broker.http.request import Request
 from broker.long_work import heavy
@@ -27,6 +30,7 @@ from broker.operations.parameters import BLOCKER_LIMIT, NAME_EPOCH, THROUGH, TRA
 from broker.operations.replies import Blockers, FirstMessage, Nothing, Pruned, PrunePlan, Unpassed
 from broker.operations.shapes import Shape
 from broker.operations.table import BY_NAME
+from broker.principal import Principal
 from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
 from broker.transactions.prune import Pruning, PruningPlan
 from broker.transactions.service import Transactions
@@ -39,13 +43,27 @@ POINTERS_AT_ONCE_MAX: Final = 10_000
 """A snapshot with so many pointers is written as JSON at once. That takes 2 ms."""
 
 
-def service_handlers(transactions: Transactions) -> dict[str, Handler]:
+def service_handlers(transactions: Transactions, meter: Meter | None = None) -> dict[str, Handler]:
     """Return the handlers of the service's operations, by their names."""
-    return {name: partial(_answer, transactions, name) for name in CALLS}
+    return {name: partial(_answer, transactions, meter, name) for name in CALLS}
 
 
-async def _answer(transactions: Transactions, name: str, request: Request) -> Reply:
+def _check_quotas(transactions: Transactions, meter: Meter, principal: Principal) -> None:
+    """Raise QuotaExceeded if a principal may begin no further transaction."""
+    state = transactions.state
+    if state is None or not meter.bounds(principal)[0]:
+        return
+    in_progress, invalid = transactions.callers.held(state, PRINCIPAL + principal.name)
+    meter.check(principal, QuotaKind.OPEN_TRANSACTIONS, in_progress + 1)
+    meter.check(principal, QuotaKind.INVALID_POINTERS, invalid + 1)
+
+
+async def _answer(
+    transactions: Transactions, meter: Meter | None, name: str, request: Request
+) -> Reply:
     call = await call_of(name, request)
+    if meter is not None and name == "start_transaction":
+        _check_quotas(transactions, meter, request.principal)
     answer = await carried_out(transactions, call)
     if isinstance(answer, bytes):
         return Reply(200, answer, TEPHRA_SNAPSHOT)
@@ -71,7 +89,9 @@ async def call_of(name: str, request: Request) -> ServiceCall:
         raise BadRequest("epoch: give it only with a name.")
     limit = TRANSACTION_LIMIT.of(request.query) if name == "list_transactions" else None
     accept = _accepted(request)
-    return ServiceCall(name, sent, of, limit, accept, request.caller, request.deadline)
+    name_of = request.principal.name
+    caller = PRINCIPAL + name_of if name_of else request.caller
+    return ServiceCall(name, sent, of, limit, accept, caller, request.deadline)
 
 
 async def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:

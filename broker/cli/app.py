@@ -24,7 +24,7 @@ from broker.cli.messages import (
     transactions,
     transfer,
 )
-from broker.cli.nodes import chaos, cluster, serve, storage, top
+from broker.cli.nodes import access, chaos, cluster, serve, storage, top
 from broker.cli.rowlog import rowlog
 from broker.cli.streams.commands import streams
 from broker.standard_streams import guard_output
@@ -71,6 +71,7 @@ for command in (
     storage.storage,
     rowlog,
     cluster.cluster,
+    access.access,
     streams,
     transactions.tx,
     chaos.chaos,

@@ -110,9 +110,18 @@ class Cursors:
         return CursorPage([each[0] for each in found if each is not None], following)
 
     async def put(
-        self, topic: Topic, name: str, after: MessageId | None, expected: str | None, data: str
+        self,
+        topic: Topic,
+        name: str,
+        after: MessageId | None,
+        expected: str | None,
+        data: str,
+        *,
+        check: Callable[[int], None] = lambda _: None,
     ) -> StoredCursor:
         """Move a cursor whose version is ``expected``, or create it (None). A repeated put changes nothing more.
+
+        ``check`` gets the number of the topic's cursors, with a new one. It raises an error to refuse that.
 
         Raises:
             CursorMoved: it has another version, or there is no such cursor. This call changed nothing, with one
@@ -126,6 +135,7 @@ class Cursors:
             if name not in index.incarnations:
                 if expected is not None:
                     self._refuse_moved(topic, name, None)
+                check(len(index.incarnations) + 1)
                 created = await self._create(topic, name, after, data, index)
                 if created is not None:
                     return created

@@ -1,6 +1,6 @@
 """Share the memory of queued publishes among callers: if it runs out, the largest caller gives way.
 
-A caller is an address, or a network of IPv6 (``http/budget.py``). Each request is counted from its queue to its
+A caller is a principal, or an address (``http/budget.py``). Each request is counted from its queue to its
 outcome. Those that still wait in a queue may be refused to make room::
 
     submitted ──▶ queued ──▶ in flight ──▶ outcome
@@ -47,7 +47,7 @@ class QueueBudget:
         mine = 0 if known is None else known.bytes
         if mine > self._share and write.caller:
             raise Overloaded(
-                "The queued publishes of this address take 3/4 of limits.queued_bytes_max. Try again.",
+                "The queued publishes of this caller take 3/4 of limits.queued_bytes_max. Try again.",
                 retry_after_s=1,
             )
         if self.bytes > self.bytes_max:

@@ -4,6 +4,8 @@ A record outlives its topic, so that the next generation of the name is higher. 
 
     {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…", "purged_ms": 1764000000000}
 
+It also has the name of the principal that created the topic, ``owner``, if that is known.
+
 Every write has a fresh token. So if the outcome of a write is unknown, a read of the record shows whether this write
 or another one made it. If the store belongs to this process, it is the only writer, so it need not read a record twice. In a
 cluster this module caches nothing: a topic's leader keeps the record that it read at its claim, and any other node
@@ -52,6 +54,8 @@ class TopicRecord(NamedTuple):
     token: str = ""
     purged_ms: int = 0
     """Messages published before this time are never read again. It only rises while the generation lives."""
+    owner: str = ""
+    """The principal that created this generation; empty: it is not known."""
 
     def topic(self, identifier: TopicId) -> Topic:
         """Return the live topic. Raises TopicNotFound if it was deleted."""
@@ -74,7 +78,10 @@ def check_generation(topic: Topic, asked: int | None) -> None:
 
 
 def _encode(record: TopicRecord) -> bytes:
-    return json.dumps(record._asdict(), sort_keys=True, separators=(",", ":")).encode()
+    fields = record._asdict()
+    if not record.owner:  # A record of the mode ``open`` stays as it was.
+        del fields["owner"]
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _decode(key: bytes, value: bytes) -> TopicRecord:
@@ -164,7 +171,7 @@ class TopicRegistry:
         ):
             self._drop(next(iter(self._cached)))
 
-    async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+    async def create(self, topic: TopicId, properties: Mapping[str, str], owner: str = "") -> Topic:
         """Write the record of the name's next generation. Raises TopicExists, OutcomeUnknown."""
 
         def created(record: TopicRecord | None) -> TopicRecord:
@@ -172,7 +179,7 @@ class TopicRegistry:
                 raise TopicExists(f"Topic {topic} already exists.")
             generation = 1 if record is None else record.generation + 1
             assert generation <= GENERATION_MAX
-            return TopicRecord(generation, False, dict(properties))
+            return TopicRecord(generation, False, dict(properties), owner=owner)
 
         return (await self._write(topic, created)).topic(topic)
 
@@ -296,6 +303,16 @@ class TopicRegistry:
                     for key, record in page
                     if not _is_deleted(key, record.value)
                 ]
+
+    async def count_of(self, owner: str) -> int:
+        """Return how many live topics a principal has created."""
+        return sum(
+            [
+                not _is_deleted(key, record.value) and _decode(key, record.value).owner == owner
+                async for page in self.records.pages(RECORD_PREFIX)
+                for key, record in page
+            ]
+        )
 
     async def all(self) -> list[TopicId]:
         """Return all topics that have a record, also deleted ones."""

@@ -70,9 +70,14 @@ class Topics:
     # Administration.
 
     async def create(
-        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None
+        self,
+        topic: TopicId,
+        properties: Mapping[str, str],
+        deadline: float | None = None,
+        *,
+        owner: str = "",
     ) -> Topic:
-        """Create a topic, or the next generation of a deleted one.
+        """Create a topic, or the next generation of a deleted one. ``owner`` is the principal; empty: it is not known.
 
         Raises:
             TopicExists, NotLeader: refused.
@@ -80,20 +85,20 @@ class Topics:
             OutcomeUnknown: it may have been done.
         """
         self.leaders.must_be_here(topic)
-        return await to_its_end(self._create(topic, properties, deadline))
+        return await to_its_end(self._create(topic, properties, deadline, owner))
 
     async def _create(
-        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None, owner: str
     ) -> Topic:
         state = self.leaders.state(topic)
         with state.used():
             async with state.turn(deadline):
                 try:
-                    return await self.registry.create(topic, properties)
+                    return await self.registry.create(topic, properties, owner)
                 except TopicExists:
                     if not await self.leaders.finish_delete(topic):
                         raise
-                    return await self.registry.create(topic, properties)
+                    return await self.registry.create(topic, properties, owner)
 
     async def update(
         self,

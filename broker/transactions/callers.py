@@ -12,7 +12,7 @@ from broker.transactions.service_state import ServiceState
 
 
 class Callers:
-    """The callers of transactions that began on this node. Each is an address, or a network of IPv6."""
+    """The callers of transactions that began on this node: each a principal, an address, or a network of IPv6."""
 
     def __init__(self, settings: TransactionSettings) -> None:
         """Know no caller."""
@@ -29,7 +29,8 @@ class Callers:
         if not caller:
             return
         if len(self._by_id) >= 2 * self._settings.in_progress_max:
-            self._by_id = {each: self._by_id[each] for each in state.in_progress if self.of(each)}
+            kept = (*state.in_progress, *state.ended)
+            self._by_id = {each: self._by_id[each] for each in kept if self.of(each)}
         self._by_id[transaction] = caller
 
     def count(self, state: ServiceState, caller: str) -> int:
@@ -39,3 +40,13 @@ class Callers:
             return 0
         found = state.in_progress.values()
         return sum(len(each.pointers) for each in found if self.of(each.id) == caller)
+
+    def held(self, state: ServiceState, caller: str) -> tuple[int, int]:
+        """Return how many transactions of a caller are in progress, and how many of its pointers are invalid."""
+        in_progress = sum(self.of(each) == caller for each in state.in_progress)
+        ended = (
+            1 + len(each.checkpoints)
+            for transaction, each in state.ended.items()
+            if self.of(transaction) == caller
+        )
+        return in_progress, sum(ended)

@@ -54,7 +54,7 @@ class Transactions:
         self._sweeping: asyncio.Task[None] | None = None
         self._seen_at: dict[int, float] = {}
         """When this leader first saw each transaction in progress, in monotonic seconds."""
-        self._callers = Callers(self.settings)
+        self.callers = Callers(self.settings)
         self._is_unused: bool | None = None
         """Whether the service had no journal when this node looked. None: it has not looked."""
         self.counts = dict.fromkeys(
@@ -74,7 +74,7 @@ class Transactions:
     ) -> Snapshot:
         """Begin a transaction. Return its snapshot. ``name`` and ``epoch``: see manager.start.
 
-        ``caller`` is the address of the client. One caller can't take all places; without an address none is counted.
+        ``caller`` is the client's principal or address. One caller can't take all places; without an address none is counted.
 
         Raises:
             BadRequest, TransactionFenced: see manager.start.
@@ -93,9 +93,9 @@ class Transactions:
                 client=client,
                 name=name,
                 epoch=epoch,
-                of_caller=self._callers.count(state, name_of),
+                of_caller=self.callers.count(state, name_of),
             )
-            self._callers.note(state, begun.answer.transaction_id, name_of)
+            self.callers.note(state, begun.answer.transaction_id, name_of)
             return begun
 
         return await self._execute("started", decide, deadline)
@@ -164,7 +164,7 @@ class Transactions:
         """Give a transaction another write pointer. Raises TransactionNotInProgress."""
 
         def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
-            of_caller = self._callers.count(state, self._callers.of(transaction_id))
+            of_caller = self.callers.count(state, self.callers.of(transaction_id))
             return manager.checkpoint(state, now_ms, transaction_id, self.settings, of_caller)
 
         return await self._execute("", decide, deadline)

@@ -25,7 +25,7 @@ class ServiceCall(NamedTuple):
         of: the transaction in its path.
         limit: the largest number of transactions, for a list.
         accept: the type of the answer, if the operation has several.
-        caller: the address of the client; empty within the process.
+        caller: the client's principal with ``@`` before it, or else its address; empty within the process.
         deadline: in monotonic seconds. None: that of the service.
     """
 

@@ -80,8 +80,11 @@ class Publishing(TopicHandlers):
 
     async def begin_stage(self, request: Request) -> Answer:
         """Answer a new stage."""
+        life_s = self._topics.around.settings.stage_life_s
+        if self._parts.meter is not None:
+            self._parts.meter.begin_stage(request.principal, request.topic, life_s)
         stage = await self._topics.begin_stage(request.topic, options_of(request))
-        ends_ms = began_ms(stage) + self._topics.around.settings.stage_life_s * 1000
+        ends_ms = began_ms(stage) + life_s * 1000
         return json_reply(Stage(stage=str(-stage), ends_at=rfc3339(ends_ms)))
 
     async def store_staged(self, request: Request) -> Answer:

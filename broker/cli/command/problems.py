@@ -52,6 +52,7 @@ ADVICE: Final = {
     "With --idempotency-key it is safe to repeat the same command.",
     "no_leader": "The node's log says more. See the nodes of a cluster with: broker cluster status{at}",
     "overloaded": "Try again a little later.",
+    "quota_exceeded": "See all limits with: broker access quotas list{at}",
     "clock_skew": "Correct the clock of that machine, and start its node again.",
     "storage_full": "Free some space on the broker's disk; publishing then continues by itself.",
     "storage_corrupt": "The broker's log says more. Its operator sees the damage with: broker storage verify DIR",

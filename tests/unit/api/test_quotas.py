@@ -14,8 +14,12 @@ from typing_extensions import override
 from broker.access.gate import OpenGate
 from broker.access.meter import Meter
 from broker.access.quotas import QuotaKind, Quotas
+from broker.access.stored_bytes import StoredBytes
 from broker.clock import SystemClock
+from broker.errors import QuotaExceeded
+from broker.http.budget import Usage
 from broker.http.reply import ChunkedReply
+from broker.model import TopicId
 from broker.principal import Principal, Remote
 from tests.kit.openapi import Answered
 from tests.kit.serving import Broker, Http, eventually, listening, topic_path
@@ -189,6 +193,83 @@ async def test_property_bytes_bound_the_properties_of_one_topic(metered: Metered
     refused(await metered.broker.call("PUT", topic_path("u"), body, sent), "property_bytes")
     assert (await metered.broker.call("GET", topic_path("u"), headers=BOB)).status == 404
     assert (await metered.broker.call("PUT", topic_path("u"), b'{"ttl":1}', sent)).status == 200
+
+
+# --- Where something is created -------------------------------------------------------------------
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_topics_are_counted_for_the_principal_that_created_them(metered: Metered) -> None:
+    metered.set("alice", topics=2)
+    call = metered.broker.call
+    for name in "uv":
+        assert (await call("PUT", topic_path(name), headers=ALICE)).status == 200
+    assert refused(await call("PUT", topic_path("w"), headers=ALICE), "topics") == 60
+    assert (await call("GET", topic_path("w"), headers=BOB)).status == 404
+    assert (await call("PUT", topic_path("u"), headers=ALICE)).status == 409  # It exists.
+    assert (await call("PUT", topic_path("x"), headers=BOB)).status == 200
+    changed = await call("PUT", topic_path("u", "properties"), b'{"ttl":5}', {**JSON, **BOB})
+    assert changed.status == 200  # Its owner stays.
+    refused(await call("PUT", topic_path("w"), headers=ALICE), "topics")
+    assert (await call("DELETE", topic_path("u"), headers=BOB)).status == 200
+    assert (await call("PUT", topic_path("w"), headers=ALICE)).status == 200
+    refused(await call("PUT", topic_path("u"), headers=ALICE), "topics")
+
+
+async def test_cursors_of_a_topic_are_bounded(metered: Metered) -> None:
+    metered.set("topic:default/t", cursors=1)
+    body, call = b'{"after":null,"expected":null}', metered.broker.call
+    first = await call("PUT", topic_path("t", "cursors/a"), body, {**JSON, **ALICE})
+    assert first.status == 200
+    refused(await call("PUT", topic_path("t", "cursors/b"), body, {**JSON, **ALICE}), "cursors")
+    version = json.dumps({"after": None, "expected": first.json["version"]}).encode()
+    moved = await call("PUT", topic_path("t", "cursors/a"), version, {**JSON, **ALICE})
+    assert moved.status == 200
+
+
+async def test_stages_are_counted_for_as_long_as_they_live(metered: Metered) -> None:
+    metered.set("alice", stages=2)
+    target, call = topic_path("t", "stages"), metered.broker.call
+    assert [(await call("POST", target, headers=ALICE)).status for _ in range(3)] == [200, 200, 429]
+    assert (await call("POST", target, headers=BOB)).status == 200
+    metered.clock.at += metered.broker.topics.around.settings.stage_life_s
+    assert (await call("POST", target, headers=ALICE)).status == 200
+
+
+async def test_transactions_in_progress_and_invalid_pointers_are_bounded(metered: Metered) -> None:
+    metered.set("alice", open_transactions=2, invalid_pointers=1)
+    path, call = "/v1/transactions", metered.broker.call
+    begun = [await call("POST", path, headers=ALICE) for _ in range(3)]
+    assert [each.status for each in begun] == [200, 200, 429]
+    refused(begun[2], "open_transactions")
+    assert (await call("POST", path, headers=BOB)).status == 200
+    identifier = begun[0].json["transaction_id"]
+    assert (await call("POST", f"{path}/{identifier}/invalidate", headers=ALICE)).status == 200
+    refused(await call("POST", path, headers=ALICE), "invalid_pointers")
+    assert (await call("POST", path, headers=BOB)).status == 200
+
+
+async def test_a_topic_that_is_full_takes_no_more(metered: Metered) -> None:
+    metered.set("topic:default/t", stored_bytes=250)
+    published = [(await metered.publish(b"x" * 100)).status for _ in range(4)]
+    assert published == [200, 200, 200, 429]
+    assert refused(await metered.publish(who=BOB), "stored_bytes") == 60
+    assert await metered.stored() == 3
+
+
+async def test_the_size_of_a_topic_is_taken_again_after_a_minute(metered: Metered) -> None:
+    """So a topic that was purged, or whose messages have expired, takes more again."""
+    stored = StoredBytes(metered.broker.topics)
+    clock, topic, usage = HandClock(), TopicId("default", "t"), Usage(None)
+    metered.broker.topics.around.clock = clock
+    for _ in range(2):
+        await metered.publish(b"x" * 100)
+    await stored.take(topic, 100, 250, usage)
+    with pytest.raises(QuotaExceeded):
+        await stored.take(topic, 1, 250, usage)
+    clock.at += 60  # The last bytes were counted, and never published.
+    await stored.take(topic, 1, 250, usage)
 
 
 # --- Over sockets ---------------------------------------------------------------------------------

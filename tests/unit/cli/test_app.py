@@ -82,6 +82,7 @@ ALL = sorted(commands(app.cli))
 def test_the_list_of_commands():
     names = {path[0] for path in ALL}
     assert names == {
+        "access",
         "bench",
         "browse",
         "chaos",

@@ -8,7 +8,7 @@ import pytest
 from broker.client import admin
 from broker.client.client_request import Reply
 from broker.client.tail import TailOptions
-from broker.errors import Forbidden, OutcomeUnknown, Unavailable
+from broker.errors import Forbidden, OutcomeUnknown, QuotaExceeded, Unavailable
 from broker.model import Message, TopicId, log_key
 from broker.wire import jsontext
 from tests.kit.poll_replies import page_of
@@ -174,6 +174,33 @@ async def test_the_pause_after_429_is_that_of_the_server(make_client, transport)
     async with make_client() as client:
         assert await first(client.tail("ns1/t1"))
     assert loop.time() - began == pytest.approx(14, abs=0.1)
+
+
+def over_quota(again_s):
+    told = {"broker-error": "quota_exceeded", "broker-outcome": "refused", "retry-after": again_s}
+    return Reply(429, told, b"alice may use at most 2 of publish_requests_s in a second.")
+
+
+async def test_a_quota_that_is_used_up_delays_a_publish(make_client, transport):
+    """It was certainly not done, so that it is sent again without a key, too."""
+    answers = iter([over_quota("7"), over_quota("2"), Reply(200, {}, b"")])
+    transport.answer = lambda _: next(answers)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with make_client(deadline_s=20) as client:
+        await client.publish("ns1/t1", b"a")
+    assert loop.time() - began == pytest.approx(9, abs=0.1)
+
+
+async def test_a_quota_that_comes_too_late_ends_a_publish_at_once(make_client, transport):
+    transport.answer = lambda _: over_quota("60")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with make_client(deadline_s=20) as client:
+        with pytest.raises(QuotaExceeded, match="publish_requests_s"):
+            await client.publish("ns1/t1", b"a")
+    assert loop.time() - began < 0.1
+    assert len(transport.requests) == 1
 
 
 @pytest.mark.parametrize("status", [401, 407])

@@ -25,6 +25,7 @@ POLL = protocol.poll(TOPIC, Poll())
         (PUBLISH, 422, {"broker-error": "idempotency_key_reused"}, errors.IdempotencyKeyReused),
         (PUBLISH, 405, {"broker-error": "not_found"}, errors.MethodNotAllowed),
         (PUBLISH, 503, {"broker-error": "overloaded"}, errors.Overloaded),
+        (PUBLISH, 429, {"broker-error": "quota_exceeded"}, errors.QuotaExceeded),
         (KEYED, 503, {"broker-error": "outcome_unknown"}, errors.OutcomeUnknown),
         (PUBLISH, 500, {"broker-error": "storage_corrupt"}, errors.StorageCorrupt),
         (PUBLISH, 404, {}, errors.TopicNotFound),

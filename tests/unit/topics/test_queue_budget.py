@@ -75,7 +75,7 @@ async def test_the_largest_caller_itself_is_refused(busy: Busy) -> None:
 
 async def test_one_caller_leaves_a_quarter_of_the_bytes_to_others(busy: Busy) -> None:
     await busy.queued("10.0.0.1", 76_000)
-    with pytest.raises(Overloaded, match="of this address"):
+    with pytest.raises(Overloaded, match="of this caller"):
         await busy.publish("10.0.0.1", 1)
     assert not (await busy.queued("10.0.0.2", 1)).done()
 
