@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from broker.config.declaration import key
 
@@ -79,6 +80,10 @@ class TlsConfig:
             *(self.hbase_key or self.hbase_certificate, self.zookeeper_credentials),
         )
         return tuple(path for path in found if path is not None)
+
+
+NO_TLS: Final = TlsConfig()
+"""No TLS on any way."""
 
 
 def tls_problems(tls: TlsConfig, advertised_url: str | None) -> Iterator[str]:

@@ -23,11 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import (
@@ -38,10 +41,14 @@ from kazoo.exceptions import (
     NoNodeError,
     SessionExpiredError,
 )
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
+from typing_extensions import override
 
 from broker import logs
 from broker.clock import Clock
+from broker.config.tls_section import NO_TLS, TlsConfig
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.ports import Contact
 from broker.coordination.tree import (
@@ -55,6 +62,7 @@ from broker.coordination.tree import (
     Watch,
 )
 from broker.errors import Unavailable
+from broker.http.certificates import BadCertificates, client_context
 from broker.shield import bare
 
 log = logs.get_logger()
@@ -85,20 +93,85 @@ _MEANING: Final[dict[type[Exception], type[Exception]]] = {
 }
 
 
+class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # It has no types.
+    """kazoo's threads, with connections of TLS that trust the given CAs alone, and check the server's name.
+
+    The files are read for each connection, so a new certificate counts from the next one on.
+    """
+
+    def __init__(self, tls: TlsConfig) -> None:
+        super().__init__()
+        self._tls = tls
+
+    @override
+    def create_connection(self, *_: Any, **asked: Any) -> socket.socket:
+        context = _context_of(self._tls)
+        assert context is not None, "it is made for TLS alone"
+        connected = socket.create_connection(asked["address"], asked["timeout"])
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return context.wrap_socket(connected, server_hostname=asked["hostname"])
+        except BaseException:
+            connected.close()
+            raise
+
+    @override
+    def select(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait for sockets. One whose bytes OpenSSL has decrypted already is ready, too."""
+        held = [each for each in args[0] if isinstance(each, ssl.SSLSocket) and each.pending()]
+        if not held:
+            return cast("tuple[list[Any], list[Any], list[Any]]", super().select(*args, **kwargs))
+        reading, *others = super().select(*args[:3], 0)
+        return [*held, *(each for each in reading if each not in held)], *others
+
+
+def _context_of(tls: TlsConfig) -> ssl.SSLContext | None:
+    """Return the context for ZooKeeper's servers; None: they are reached without TLS. Raises BadCertificates."""
+    if tls.zookeeper_ca is None:
+        return None
+    return client_context(tls.zookeeper_ca, tls.zookeeper_certificate, tls.zookeeper_key)
+
+
+def _secured(tls: TlsConfig) -> dict[str, Any]:
+    """Return kazoo's options for these files. Raises BadCertificates."""
+    options: dict[str, Any] = {}
+    if _context_of(tls) is not None:
+        options |= {"use_ssl": True, "handler": _TlsHandler(tls)}
+    if tls.zookeeper_credentials is not None:
+        user, password = _credentials(tls.zookeeper_credentials)
+        options["auth_data"] = [("digest", f"{user}:{password}")]
+        options["default_acl"] = [make_digest_acl(user, password, all=True)]
+    return options
+
+
+def _credentials(path: Path) -> tuple[str, str]:
+    """Return the user and the password in a file. Raises BadCertificates, which shows neither."""
+    try:
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise BadCertificates(f"{str(path)!r} can't be read: {error}") from error
+    user, colon, password = text.partition(":")
+    if not (user and colon and password) or "\n" in text:
+        raise BadCertificates(f"{str(path)!r} must have one line: user:password")
+    return user, password
+
+
 async def connect(
     hosts: Sequence[str],
     *,
     root: str,
     session_timeout_ms: int,
     clock: Clock,
+    tls: TlsConfig = NO_TLS,
     connect_s: float = 15.0,
 ) -> TreeCoordinator:
-    """Return a node's session with the ZooKeeper at ``hosts``, each "host:port".
+    """Return a node's session with the ZooKeeper at ``hosts``, each "host:port", over ``tls`` if that has its CAs.
 
     Raises:
         Unavailable: no server answered within ``connect_s``.
+        BadCertificates: a file of ``tls`` can't be used.
     """
-    tree = ZooKeeperTree(hosts, session_timeout_ms=session_timeout_ms, clock=clock)
+    tree = ZooKeeperTree(hosts, session_timeout_ms=session_timeout_ms, clock=clock, tls=tls)
     coordinator = TreeCoordinator(tree, clock, root=root, name=secrets.token_hex(4))
     try:
         async with asyncio.timeout(connect_s):
@@ -113,7 +186,7 @@ async def connect(
     return coordinator
 
 
-async def granted_ms(host: str, port: int, asked_ms: int) -> int:
+async def granted_ms(host: str, port: int, asked_ms: int, tls: ssl.SSLContext | None = None) -> int:
     """Open a short session of its own, and return the session time-out that the server grants.
 
     kazoo does not give out the granted time-out, and the four-letter words that show it are often switched off.
@@ -121,7 +194,7 @@ async def granted_ms(host: str, port: int, asked_ms: int) -> int:
     Raises:
         OSError, EOFError: the server does not answer as a ZooKeeper does.
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls)
     try:
         writer.write(_CONNECT.pack(_CONNECT.size - 4, 0, 0, asked_ms, 0, 16, bytes(16), False))
         length, _, granted = _CONNECTED.unpack(await reader.readexactly(_CONNECTED.size))
@@ -136,8 +209,16 @@ async def granted_ms(host: str, port: int, asked_ms: int) -> int:
 class ZooKeeperTree:
     """Consecutive sessions with a ZooKeeper. Create and use it on the event loop."""
 
-    def __init__(self, hosts: Sequence[str], *, session_timeout_ms: int, clock: Clock) -> None:
-        """Prepare; ``open`` connects."""
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        session_timeout_ms: int,
+        clock: Clock,
+        tls: TlsConfig = NO_TLS,
+    ) -> None:
+        """Prepare; ``open`` connects. Raises BadCertificates."""
+        self._tls = tls
         self.session = 0
         self._clock = clock
         self._timeout_ms = session_timeout_ms
@@ -162,6 +243,7 @@ class ZooKeeperTree:
                 max_tries=-1, delay=0.05, backoff=1.5, max_jitter=0.1, max_delay=0.5
             ),
             logger=_kazoo_log,
+            **_secured(tls),
         )
         self._client.add_listener(self._state_reported)
 
@@ -270,9 +352,9 @@ class ZooKeeperTree:
         """Use the session time-out that the servers grant, and warn if it differs from the configured one."""
         granted = self._timeout_ms
         for host, port in self._client.hosts:
-            with suppress(OSError, EOFError):
+            with suppress(OSError, EOFError, BadCertificates):
                 async with asyncio.timeout(min(self._timeout_s, 1.0)):  # Else ask the next server.
-                    granted = await granted_ms(host, port, self._timeout_ms)
+                    granted = await granted_ms(host, port, self._timeout_ms, _context_of(self._tls))
                 break
         self._timeout_s = granted / 1000
         if granted != self._timeout_ms:

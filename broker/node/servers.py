@@ -83,6 +83,7 @@ class ClusterServers:
             root=cluster.zookeeper_root,
             session_timeout_ms=cluster.session_timeout_ms,
             clock=self._clock,
+            tls=self._config.tls,
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from broker.http.certificates import client_context, server_context
 
@@ -46,6 +47,20 @@ def write(
         blob.write_to_path(files.certificate, append=at > 0)
     signer.cert_pem.write_to_path(files.ca)
     return files
+
+
+def java_keys(files: Files) -> Path:
+    """Write the key and the certificate of these files as Java reads them. Return the file."""
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    written = files.certificate.with_name(f"{files.certificate.stem}-java.pem")
+    written.touch(mode=0o600)
+    pkcs8 = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    written.write_bytes(pkcs8 + files.certificate.read_bytes())
+    return written
 
 
 def serving(files: Files, verify: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:

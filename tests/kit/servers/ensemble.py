@@ -5,6 +5,7 @@ A member is ready only when the ensemble serves, so all members start at the sam
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import ClassVar, Self
 from typing_extensions import override
 
 from broker.local.servers import jvm
-from broker.local.servers.process import HOST, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, free_ports
 from broker.local.servers.zookeeper import LOG4J, MAIN, SETTINGS, ask, properties, serves
 from broker.testing.server_process import ServerProcess
+from tests.kit import certificates
+from tests.kit.certificates import Files
 
 MEMBERS = 3
 
@@ -25,9 +28,13 @@ class ZooKeeperServer(ServerProcess):
 
     name: ClassVar[str] = "zookeeper"
 
-    def __init__(self, *, folder: Path | None = None, cpu: int | None = None) -> None:
+    def __init__(
+        self, *, folder: Path | None = None, cpu: int | None = None, tls: Files | None = None
+    ) -> None:
+        """Prepare a server. With ``tls`` it has TLS alone, and asks its clients for certificates of the same CA."""
         super().__init__(folder=folder, cpu=cpu)
         (self.port,) = free_ports(1)
+        self._tls = tls
 
     @property
     def hosts(self) -> str:
@@ -42,7 +49,18 @@ class ZooKeeperServer(ServerProcess):
             "clientPort": str(self.port),
             "clientPortAddress": HOST,
         }
-        configuration.write_text(properties({**SETTINGS, **own}))
+        over_tls: dict[str, str] = {}
+        if self._tls is not None:
+            del own["clientPort"], own["clientPortAddress"]
+            over_tls = {
+                "secureClientPort": str(self.port),
+                "secureClientPortAddress": HOST,
+                "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+                "ssl.keyStore.location": str(certificates.java_keys(self._tls)),
+                "ssl.trustStore.location": str(self._tls.ca),
+                "ssl.clientAuth": "need",
+            }
+        configuration.write_text(properties({**SETTINGS, **own, **over_tls}))
         (self.folder / "log4j.properties").write_text(LOG4J)
         return [
             jvm.java(),
@@ -57,7 +75,15 @@ class ZooKeeperServer(ServerProcess):
 
     @override
     def answers(self) -> bool:
-        return serves(HOST, self.port)
+        if self._tls is None:
+            return serves(HOST, self.port)
+        context = certificates.trusting(self._tls)
+        with (
+            socket.create_connection((HOST, self.port), timeout=ASK_TIMEOUT_S) as plain,
+            context.wrap_socket(plain, server_hostname=HOST) as connection,
+        ):
+            connection.sendall(b"srvr")
+            return b"Mode:" in connection.recv(1 << 16)
 
 
 class EnsembleMember(ServerProcess):

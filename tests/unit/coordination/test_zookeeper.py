@@ -78,8 +78,9 @@ def kazoo(monkeypatch: pytest.MonkeyPatch) -> FakeKazoo:
     return kazoo
 
 
-async def granted(host: str, _: int, asked_ms: int) -> int:
+async def granted(host: str, _: int, asked_ms: int, tls: object) -> int:
     """Answer for the second host. The first host never answers."""
+    assert tls is None
     if host == "dead":
         await asyncio.get_running_loop().create_future()
     return min(asked_ms, 4_000)
