@@ -110,7 +110,7 @@ class Machine:
         self.number = number
         self.name = f"node-{number}"
         self.address = f"10.0.0.{number + 1}"
-        self.url = f"http://{self.address}:{PORT}"
+        self.url = f"{'https' if config.tls.is_on else 'http'}://{self.address}:{PORT}"
         self.config = config
         self.wall = wall
         self.way = StorageWay()
