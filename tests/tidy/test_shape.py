@@ -15,6 +15,7 @@ LONG = {
     "broker/operations/replies.py": "one declaration for each reply of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",
     "broker/config/sections.py": "every key with its bounds, and the rules between keys",
+    "broker/coordination/zookeeper.py": "kazoo's only door: its session, contact, requests, TLS and rights",
     "broker/http/budget.py": "the one account of a connection, with its caller, its node and its quota",
     "broker/http/outbound.py": "one connection: its requests, the calls of its parser, and an answer that is read as it comes",
     "broker/rowlog/rowlog.py": "the application's interface, half of it docstrings",
