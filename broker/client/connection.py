@@ -40,16 +40,20 @@ from typing_extensions import override
 
 from broker.client import outcomes
 from broker.client.client_request import ClientRequest, Reply
+from broker.client.credentials import Credentials
 from broker.client.node_directory import HEADER, NodeDirectory
-from broker.errors import BrokerError, OutcomeUnknown, Unavailable
+from broker.errors import BrokerError, OutcomeUnknown, Unauthenticated, Unavailable
 from broker.http import outbound
 from broker.http.answer import NoAnswer, NotSent
 from broker.http.outbound import Streamed
 from broker.model import TopicId
 from broker.operations.parameters import KEY, PRODUCER_NUMBER, REQUEST_TIMEOUT_S_MAX
+from broker.secret import Secret
 
 OURS: Final = "x-request-id"
 """An answer with this header shows that the server is this project's."""
+
+UNAUTHENTICATED: Final = Unauthenticated.http_status
 
 CUT_OFF: Final = frozenset({Unavailable.code, OutcomeUnknown.code})
 """After such an answer the client asks another node: this one may have lost its storage, or the other nodes."""
@@ -63,6 +67,11 @@ READ_LOOK_S: Final = 5.0
 
 Moved = Callable[[TopicId, str], Awaitable[bool]]
 
+NO_CREDENTIALS: Final = Credentials(Secret())
+RENEWED: Final = "the server refused the token, and the file of the token has a new one"
+REFUSAL_BYTES_MAX: Final = 64 * 1024
+"""How much of the answer to a refused token is read, so that its connection can be used again."""
+
 LIMIT_SHARE: Final = 0.9
 """A node may take this share of the time for which the client waits."""
 
@@ -75,6 +84,7 @@ class ClientConnection(outbound.OutboundConnection):
         headers: sent with every request.
         nodes: records what the answers say about the cluster.
         idle_s_max: a connection that was idle for longer is not used again.
+        credentials: the caller's token; the node is one that may get it.
         moved: returns whether another node than the one at this address should lead a topic by now, as far as others
             know; None: there is no other node to ask.
         with_limit: whether to tell the node how long a request may take. A node then refuses a request that waits
@@ -84,17 +94,19 @@ class ClientConnection(outbound.OutboundConnection):
         ours: whether an answer showed that the server is this project's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - The parts of a connection, each by its name.
         self,
         url: str,
         headers: Mapping[str, str],
         nodes: NodeDirectory,
         idle_s_max: float,
         *,
+        credentials: Credentials = NO_CREDENTIALS,
         moved: Moved | None = None,
         with_limit: bool = False,
     ) -> None:
         super().__init__(url, headers)
+        self._credentials = credentials
         self._moved = moved
         self._with_limit = with_limit
         self._limit = b""
@@ -116,10 +128,25 @@ class ClientConnection(outbound.OutboundConnection):
     async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         """Send one request and return its answer, with any status.
 
+        If a server refuses the token, and its file has a new one, the request is sent again with it.
+
         Raises:
             Unavailable: the request was not sent, or the server has not processed it.
             OutcomeUnknown: no answer of the broker came to a write.
         """
+        ends, line = self._loop.time() + timeout_s, self._credentials.line
+        reply = await self._send_once(request, timeout_s)
+        if reply.status == UNAUTHENTICATED and self._credentials.renewed(line):
+            self._check_after_renewal()
+            reply = await self._send_once(request, max(0.0, ends - self._loop.time()))
+        return reply
+
+    def _check_after_renewal(self) -> None:
+        """Raise Unavailable if the request must go to another connection: servers close one for an unread body."""
+        if not self.usable:
+            raise outcomes.never_sent(RENEWED)
+
+    async def _send_once(self, request: ClientRequest, timeout_s: float) -> Reply:
         if self._with_limit:
             limit_s = min(REQUEST_TIMEOUT_S_MAX, max(0.001, LIMIT_SHARE * timeout_s))
             self._limit = b"Request-Timeout: %.3g\r\n" % limit_s
@@ -141,6 +168,20 @@ class ClientConnection(outbound.OutboundConnection):
 
     async def read(self, request: ClientRequest, timeout_s: float) -> Streamed:
         """Send one read and return its answer, with any status, as soon as it begins. Raises Unavailable."""
+        ends, line = self._loop.time() + timeout_s, self._credentials.line
+        streamed = await self._read_once(request, timeout_s)
+        if streamed.status == UNAUTHENTICATED and self._credentials.renewed(line):
+            rest = REFUSAL_BYTES_MAX
+            while rest > 0 and (
+                chunk := await self.chunk(streamed, request, max(0.0, ends - self._loop.time()))
+            ):
+                rest -= len(chunk)
+            streamed.close()
+            self._check_after_renewal()
+            streamed = await self._read_once(request, max(0.0, ends - self._loop.time()))
+        return streamed
+
+    async def _read_once(self, request: ClientRequest, timeout_s: float) -> Streamed:
         try:
             with self._watched(request, READ_LOOK_S):
                 streamed = await self.stream(request, timeout_s)
@@ -241,7 +282,7 @@ class ClientConnection(outbound.OutboundConnection):
             head = super().head(request)
             if len(self._heads) < HEADS_KEPT_MAX and not _is_used_once(request):
                 self._heads[key] = head
-        return head + self._limit
+        return head + self._limit + self._credentials.line
 
 
 def _is_used_once(request: outbound.Ask) -> bool:

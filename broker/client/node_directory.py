@@ -20,17 +20,17 @@ An epoch belongs to one node. So a reply with an older epoch is stale, and the c
 exception: after 30 s of nothing but older epochs, the client accepts them. Then the storage behind the
 addresses was replaced, and its epochs began anew.
 
-The client takes a leader's address from replies, and sends the caller's headers (``Authorization``) there. So an https
+The client takes a leader's address from replies, and sends the caller's headers and credentials there. So an https
 node may name https nodes only. And if the caller gave headers, only the nodes that the caller named may name further
 ones. If such a further node names a node that is new to the client, the client asks one of the caller's nodes, whose
-reply names the leader, too. Behind a proxy or a load balancer these addresses may not be reachable, or the
+reply names the leader, too. With credentials, the client follows to trusted members alone: see ``credentials``. Behind a proxy or a load balancer these addresses may not be reachable, or the
 caller may not want to use them: with ``follow=False`` the client uses only the caller's addresses.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from broker import retries
@@ -97,6 +97,8 @@ class NodeDirectory:
         given: the addresses that the caller named, at least one.
         follow: whether to send requests directly to leaders that replies name.
         only_by_given: whether only the nodes in ``given`` may name an address that is new.
+        trusts: returns whether the caller's credentials may go to an address that a node names, given both addresses;
+            None: there are no credentials.
         rng: chooses the first address in the ring, and the jitter of back-offs.
     """
 
@@ -106,6 +108,7 @@ class NodeDirectory:
         *,
         follow: bool = True,
         only_by_given: bool = False,
+        trusts: Callable[[str, str], bool] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
@@ -114,6 +117,7 @@ class NodeDirectory:
         self._at = self._rng.randrange(self._given)
         self._follow = follow
         self._only_by_given = only_by_given
+        self._trusts = trusts
         self._leaders: dict[TopicId, _KnownLeader] = {}
         self._back_offs: dict[str, _BackOff] = {}
         self._ours: set[str] = set()
@@ -178,7 +182,11 @@ class NodeDirectory:
 
     def _may_name(self, source: str, url: str) -> bool:
         """Return whether the caller's headers may go to an address that the node at ``source`` names."""
-        return not self._only_by_given or url in self._ring or source in self._ring[: self._given]
+        if url in self._ring:
+            return True
+        if self._trusts is not None:
+            return self._trusts(source, url)
+        return not self._only_by_given or source in self._ring[: self._given]
 
     def _learn(self, url: str) -> None:
         if url in self._ring:

@@ -67,6 +67,7 @@ from broker.errors import (
     TransactionFenced,
     TransactionNotInProgress,
     TransactionTooOld,
+    Unauthenticated,
     Unavailable,
 )
 from broker.http.answer import HttpAnswer
@@ -96,6 +97,7 @@ _BY_CODE: Final[dict[str, type[BrokerError]]] = {
         CursorMoved,
         TooManyCursors,
         IdempotencyKeyReused,
+        Unauthenticated,
         Forbidden,
         NotAllowed,
         NotInstalled,
@@ -112,7 +114,7 @@ _BY_CODE: Final[dict[str, type[BrokerError]]] = {
 
 _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
     400: BadRequest,
-    401: Forbidden,
+    401: Unauthenticated,
     403: Forbidden,
     407: Forbidden,
     405: MethodNotAllowed,
@@ -147,6 +149,7 @@ _CONCERNS_EACH_ALIKE: Final = (
     BadName,
     NotFound,
     MethodNotAllowed,
+    Unauthenticated,
     Forbidden,
 )
 

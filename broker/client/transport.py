@@ -21,6 +21,7 @@ from typing_extensions import override
 from broker.client import outcomes, protocol
 from broker.client.client_request import ClientRequest, Reply, request_for
 from broker.client.connection import ClientConnection
+from broker.client.credentials import Credentials, MemberTrust, listed_members, proves_members
 from broker.client.node_directory import NodeDirectory
 from broker.client.values import Settings
 from broker.errors import BrokerError, Unavailable
@@ -128,13 +129,23 @@ class HttpTransport:
         nodes: NodeDirectory | None = None,
     ) -> None:
         self._settings = settings
-        self._nodes = nodes or NodeDirectory(
-            settings.urls, follow=settings.follow_leaders, only_by_given=bool(settings.headers)
-        )
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
         files = (settings.ca_file, settings.certificate_file, settings.key_file)
+        chosen = tls is not None or bool(settings.ca_file)
         if tls is None and any(files):
             tls = trusting(*files)
+        self._credentials = Credentials(settings.bearer, settings.token_file)
+        trust = MemberTrust(
+            settings.urls,
+            listed_members(settings.trust_members),
+            by_certificate=chosen and proves_members(tls),
+        )
+        self._nodes = nodes or NodeDirectory(
+            settings.urls,
+            follow=settings.follow_leaders,
+            only_by_given=bool(settings.headers),
+            trusts=trust.allows if settings.has_credentials else None,
+        )
         self._reading_headers = {"Accept-Encoding": "identity", **self._headers}
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -172,6 +183,7 @@ class HttpTransport:
             headers,
             self._nodes,
             settings.idle_s_max,
+            credentials=self._credentials,
             moved=self._has_moved if several else None,
             with_limit=several or settings.deadline_s != DEADLINE_S,
         )

@@ -9,12 +9,16 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 
+from typing_extensions import override
+
 from broker.client import typed_options
+from broker.client.credentials import listed_members
 from broker.client.node_directory import Leader
 from broker.http.answer import Address
 from broker.http.outbound import header_lines
 from broker.model import NO_HEADERS, MessageId, TopicId
 from broker.places import Place
+from broker.secret import Secret, is_secret_name, not_pickled, redacted
 from broker.wire.jsontext import encode_json
 
 TopicName = str | TopicId | tuple[str, str]
@@ -161,6 +165,7 @@ def check_on_full(choice: OnFull) -> OnFull:
 
 
 _ON_FULL: Final = get_args(OnFull)
+_PATH_MAX: Final = 4096
 _MAY_BE_NOTHING: Final = {"retry_delay_min_s", "retry_delay_max_s", "idle_s_max"}
 _LEAST: Final[Mapping[type, float]] = {int: 1, float: 1e-6}
 
@@ -168,9 +173,9 @@ Stats = Mapping[str, Any]
 """The JSON object of ``GET …/stats``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Settings:
-    """The settings of a client. They can be pickled, to be used by jobs on other machines.
+    """The settings of a client. They can be pickled, to be used by jobs on other machines, unless they have a secret.
 
     Attributes:
         url: the address of the broker, or those of several nodes of a cluster with commas between them.
@@ -179,6 +184,13 @@ class Settings:
             nodes' own addresses can't be reached.
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
+        token: the caller's token, sent as ``Authorization: Bearer``. It is never shown, nor pickled.
+        token_file: a file with the token, in place of ``token``, which its owner alone can read (mode 0600). The
+            client reads it again when a server answers 401, so that a token is replaced without a restart.
+        trust_members: hosts with commas between them, which may get the caller's credentials although ``url`` does not
+            have them: names (``*`` stands for any part), addresses, networks (``10.0.0.0/24``). A client with
+            credentials follows a leader only to such hosts, to those in ``url``, and over https to members with a
+            certificate of ``ca_file``.
         ca_file: a PEM file with the certificates to trust for https addresses, if not the system's.
         certificate_file: a PEM file with the certificate that the client shows to the broker; empty: it shows none.
         key_file: a PEM file with the key of that certificate; empty: it is in the same file.
@@ -210,14 +222,18 @@ class Settings:
 
     Raises:
         TypeError: a value has another type.
-        ValueError: an address or a header is not valid (credentials belong into ``headers``), a number is not positive
-            (pauses and ``idle_s_max`` may be 0), or ``later_on_full`` is none of the allowed words.
+        ValueError: an address, a header or a token is not valid (credentials don't belong into an address), there are
+            several credentials, a number is not positive (pauses and ``idle_s_max`` may be 0), or ``later_on_full`` is
+            none of the allowed words.
     """
 
     url: str = "http://127.0.0.1:8080"
     follow_leaders: bool = True
     namespace: str = "default"
     headers: tuple[tuple[str, str], ...] = ()
+    token: Secret | str = Secret()  # noqa: RUF009 - It never changes.
+    token_file: str = ""
+    trust_members: str = ""
     ca_file: str = ""
     certificate_file: str = ""
     key_file: str = ""
@@ -242,6 +258,7 @@ class Settings:
         if len({Address.of(url).tls for url in self.urls}) > 1:
             raise ValueError(f"All of a cluster's addresses must be https, or none: {self.url!r}.")
         header_lines(dict(self.headers))
+        self._check_credentials()
         for part in fields(self):
             value = getattr(self, part.name)
             if not isinstance(value, int | float) or isinstance(value, bool):
@@ -250,6 +267,46 @@ class Settings:
             if not least <= value < math.inf:
                 raise ValueError(f"{part.name} can't be {value}.")
         check_on_full(self.later_on_full)
+
+    def _check_credentials(self) -> None:
+        if isinstance(self.token, str):
+            object.__setattr__(self, "token", Secret(self.token))
+        text = self.bearer.reveal()
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise ValueError("token: a token has visible ASCII characters alone.")
+        if len(self.token_file) > _PATH_MAX or "\n" in self.token_file:
+            raise ValueError("token_file is the path of a file, not the token.")
+        named = [name for name, _ in self.headers if name.lower() == "authorization"]
+        if bool(text) + bool(self.token_file) + len(named) > 1:
+            raise ValueError("Give one of token, token_file and the header Authorization.")
+        listed_members(self.trust_members)
+
+    @property
+    def bearer(self) -> Secret:
+        """The token; empty if there is none, or if it is in a file."""
+        assert isinstance(self.token, Secret)
+        return self.token
+
+    @property
+    def has_credentials(self) -> bool:
+        """True if requests carry something that proves the caller."""
+        return bool(
+            self.token or self.token_file or any(is_secret_name(n) for n, _ in self.headers)
+        )
+
+    @override
+    def __repr__(self) -> str:
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        values["headers"] = tuple(redacted(self.headers))
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+    @override
+    def __getstate__(self) -> list[Any]:
+        """Return the values for a pickle. Raises TypeError: a header is a secret, as a token is."""
+        for name, _ in self.headers:
+            if is_secret_name(name):
+                not_pickled(f"The header {name}")
+        return [getattr(self, part.name) for part in fields(self)]
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -275,6 +332,9 @@ class SettingOptions(TypedDict, total=False):
     follow_leaders: bool
     namespace: str
     headers: tuple[tuple[str, str], ...]
+    token: Secret | str
+    token_file: str
+    trust_members: str
     ca_file: str
     certificate_file: str
     key_file: str

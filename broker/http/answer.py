@@ -43,8 +43,8 @@ class Address(NamedTuple):
         parts = urlsplit(url)
         if "@" in parts.netloc:
             raise ValueError(
-                f"A broker's address has no user and password: give {_without_user(parts)}, and the credentials as a "
-                'header, for example headers=(("Authorization", "Basic …"),).'
+                f"A broker's address has no user and password: give {_without_user(parts)}, and the token by token_file, "
+                'or other credentials as a header, for example headers=(("Authorization", "Basic …"),).'
             )
         if (
             parts.scheme not in {"http", "https"}
@@ -53,10 +53,18 @@ class Address(NamedTuple):
             or parts.fragment
             or _NOT_IN_A_URL.search(url.strip())
         ):
-            raise ValueError(f"A broker's address must look like http://host:port, not {url!r}.")
+            raise ValueError(
+                f"A broker's address must look like http://host:port, not {_shown(url)!r}."
+            )
         tls = parts.scheme == "https"
         port = parts.port or (443 if tls else 80)
         return cls(parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc)
+
+
+def _shown(url: str) -> str:
+    """Return an address as errors show it: of its query, and of what may be a password, nothing."""
+    head, mark, _ = url.partition("?")
+    return f"…@{head.rpartition('@')[2]}" if "@" in head else head + (mark and "?…")
 
 
 def _without_user(parts: SplitResult) -> str:

@@ -349,10 +349,11 @@ class OutboundConnection(asyncio.Protocol):
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Return headers as sent on the wire. Raises ValueError for a header with a line break."""
+    """Return headers as sent on the wire. Raises ValueError for a header with a line break, of which it tells no value."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not lines.count("\n") == lines.count("\r") == len(headers):
-        raise ValueError(f"a line break in a header: {lines!r}")
+        names = [name for name, value in headers.items() if {"\r", "\n"} & {*name, *value}]
+        raise ValueError(f"a line break in a header: {', '.join(map(repr, names))}")
     return _encode(lines)
 
 

@@ -32,6 +32,7 @@ ALLOWED = {
         "moments",
         "places",
         "retries",
+        "secret",
         "shield",
         "operations",
         "user_code",

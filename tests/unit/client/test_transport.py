@@ -520,7 +520,11 @@ async def test_credentials_are_not_sent_to_a_node_that_only_another_node_names(r
     second, second_url = await listening(third_url)
     first = f"HTTP/1.1 200 OK\r\nBroker-Leader: {second_url};node=2;epoch=8\r\nContent-Length: 0\r\n\r\n"
     raw_broker.answers.extend([first.encode()] * 9)
-    settings = Settings(url=raw_broker.url, headers=(("Authorization", "Basic x"),))
+    settings = Settings(
+        url=raw_broker.url,
+        headers=(("Authorization", "Basic x"),),
+        trust_members="127.0.0.1",
+    )
     transport = HttpTransport(settings)
     for _ in range(4):
         await transport.send(PUBLISH, 5)
