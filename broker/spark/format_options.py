@@ -30,7 +30,11 @@ DELAY_S: Final = 900.0
 """The default of ``maxTriggerDelay``, as in Kafka's source."""
 AMOUNT_MAX: Final = (1 << 62) - 1
 
-_CLIENT: Final = ("url", "token")
+_CLIENT: Final = ("url", "tokenFile")
+_NOT_AS_AN_OPTION: Final = (
+    "A token is no option: Spark shows options in plans, in its UI and in event logs. Write it into a file that the "
+    "user of Spark's processes alone can read, on each machine, and give its path as tokenFile."
+)
 SOURCE: Final = (
     *_CLIENT,
     "topic",
@@ -65,7 +69,7 @@ _SETTING: Final = "tms."
 _SETTINGS: Final = {
     field.name: type(getattr(Settings(), field.name))
     for field in fields(Settings)
-    if field.name not in {"url", "headers"}
+    if field.name not in {"url", "headers", "token"}
 }
 
 
@@ -185,6 +189,8 @@ class _OptionReader:
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], does: str) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
+        if {"token", f"{_SETTING}token"} & set(self._given):
+            raise ValueError(_NOT_AS_AN_OPTION)
         names = {name.lower() for name in known} | _OF_SPARK
         names |= {_SETTING + name for name in _SETTINGS}
         for name in self._given:
@@ -220,8 +226,8 @@ class _OptionReader:
         for name, kind in _SETTINGS.items():
             if self.has(_SETTING + name):
                 changes[name] = self.option(_SETTING + name, _PARSERS[kind])
-        if self.has("token"):
-            changes["headers"] = (("Authorization", f"Bearer {self.required('token')}"),)
+        if self.has("tokenFile"):
+            changes["token_file"] = self.required("tokenFile")
         return replace(Settings(url=self.required("url")), **changes)
 
 

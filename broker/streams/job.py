@@ -45,7 +45,7 @@ class Job:
             spark: the session. The job makes its own session from it, with RocksDB for its state.
             checkpoint: the folder of the job's progress and state. All of Spark's machines must reach it.
             url: the broker's address, or several with commas.
-            options: options of the format ``tms`` for sources and sinks, such as ``token``.
+            options: options of the format ``tms`` for sources and sinks, such as ``tokenFile``.
 
         Raises:
             JobChanged: the checkpoint is from a job with other sources or other operators with state.

@@ -95,7 +95,7 @@ _control = click.option(
     multiple=True,
     callback=_pairs,
     metavar="NAME=VALUE",
-    help="An option of sources and sinks, such as token=….",
+    help="An option of sources and sinks, such as tokenFile=….",
 )
 @_control
 @to_broker

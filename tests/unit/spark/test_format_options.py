@@ -1,3 +1,4 @@
+import pickle
 import re
 
 import pytest
@@ -77,13 +78,21 @@ def test_heart_beats_come_only_if_they_are_asked_for() -> None:
 
 def test_the_settings_of_the_client_are_passed_through() -> None:
     given = {"tms.namespace": "shop", "tms.follow_leaders": "false", "tms.deadline_s": "2.5"}
-    settings = stream(token="secret", **given).settings
+    settings = stream(tokenFile="/run/token", **given).settings
     assert (settings.namespace, settings.follow_leaders, settings.deadline_s) == (
         "shop",
         False,
         2.5,
     )
-    assert settings.headers == (("Authorization", "Bearer secret"),)
+    assert settings.token_file == "/run/token"
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize("name", ["token", "Token", "tms.token"])
+def test_a_token_is_refused_as_an_option_and_not_shown(name: str) -> None:
+    with pytest.raises(ValueError, match="tokenFile") as refused:
+        stream(**{name: "canary-4f9c"})
+    assert "canary" not in str(refused.value)
 
 
 def test_a_transaction_reads_by_its_snapshot() -> None:
