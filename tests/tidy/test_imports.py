@@ -17,6 +17,7 @@ CLIENT_RESTS_ON = {
     "operations",
     "places",
     "retries",
+    "secret",
     "user_code",
     "shield",
     "wire",
