@@ -222,7 +222,14 @@ class AccessRecords:
 
     async def _read_all(self, seen: bytes | None) -> None:
         """Read all records. ``seen`` is the version of the number that was read before."""
-        began = self._clock.monotonic()
+        began, problems = self._clock.monotonic(), self._rules.problems
+        self._rules = await self.stored()
+        self._seen, self._read_at = seen, began
+        if self._rules.problems and self._rules.problems != problems:
+            log.error("records of access are not readable", problems=self._rules.problems[:10])
+
+    async def stored(self) -> Rules:
+        """Return the rules as they are stored now. Raises Unavailable."""
         tokens: dict[str, Token] = {}
         grants: list[Grant] = []
         problems: list[str] = []
@@ -237,11 +244,7 @@ class AccessRecords:
                 except (ValueError, KeyError, TypeError, BadRequest) as error:
                     problems.append(f"{key!r}: {error}")  # It allows nothing.
         quotas, unread = await self._read_quotas()
-        problems += unread
-        if problems and tuple(problems) != self._rules.problems:
-            log.error("records of access are not readable", problems=problems[:10])
-        self._rules = Rules(tokens, Grants(grants), tuple(problems), quotas)
-        self._seen, self._read_at = seen, began
+        return Rules(tokens, Grants(grants), (*problems, *unread), quotas)
 
 
 def _encoded(value: Any) -> bytes:

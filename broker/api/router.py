@@ -168,7 +168,7 @@ def _names(shape: tuple[str, ...], segments: list[str]) -> PathNames:
         return PathNames(topic=TRANSACTIONS, transaction=given.get("{transaction}", ""))
     if namespace is None:
         node = given.get("{node}")
-        who = given.get("{who}")
+        who = given.get("{who}", given.get("{token}"))
         if who is not None:
             return PathNames(who=who)
         return NO_NAMES if node is None else PathNames(node=node)

@@ -12,6 +12,7 @@ from broker.access.access_records import AccessRecords
 from broker.access.meter import PUBLISHES, Meter
 from broker.access.quotas import QuotaKind
 from broker.access.stored_bytes import StoredBytes
+from broker.api.access_handlers import AccessHandlers
 from broker.api.cluster import ClusterHandlers, ClusterView
 from broker.api.messages.arrow import BulkReading
 from broker.api.messages.browse import Browsing
@@ -84,6 +85,7 @@ def make_routes(  # noqa: PLR0913 - The parts of a node, each by its name.
     handlers = handlers_of(
         *(kind(parts) for kind in _OF_TOPICS),
         *(routed, polls, Events(parts, polls), Health(parts, not_ready), QuotaHandlers(access)),
+        AccessHandlers(access),
         ClusterHandlers(cluster, topics.registry),
     )
     handlers |= service_handlers(transactions, meter)

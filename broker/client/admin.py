@@ -37,6 +37,45 @@ def undrain(node: str) -> ClientRequest:
     return request_for("undrain", node=node)
 
 
+def create_token(principal: str, expires_s: int | None = None) -> ClientRequest:
+    """Make a token for a principal. Only this answer shows it. ``expires_s``: its life; None: it has no end."""
+    sent: dict[str, object] = {"principal": principal}
+    if expires_s is not None:
+        sent["expires_s"] = expires_s
+    return request_for("create_token", sent=sent)
+
+
+def tokens() -> ClientRequest:
+    """Ask for all tokens, without their secrets."""
+    return request_for("tokens")
+
+
+def revoke_token(identifier: str) -> ClientRequest:
+    """Revoke the token with an id."""
+    return request_for("revoke_token", token=identifier)
+
+
+def grant(who: str, what: str, pattern: str = "*") -> ClientRequest:
+    """Grant a role or an action. ``who`` is a principal, or ``group:`` and the name of a group."""
+    return request_for("grant", sent={"who": who, "what": what, "pattern": pattern})
+
+
+def grants() -> ClientRequest:
+    """Ask for all grants."""
+    return request_for("grants")
+
+
+def revoke_grant(who: str, what: str, pattern: str = "*", *, force: bool = False) -> ClientRequest:
+    """Revoke a grant. ``force``: also the last one of an administrator."""
+    query = {"who": who, "what": what, "pattern": pattern, "force": "true" if force else None}
+    return request_for("revoke_grant", query=query)
+
+
+def decide(who: str, action: str, topic: str | None = None) -> ClientRequest:
+    """Ask whether a principal may do an action, in a topic (``NAMESPACE/TOPIC``) or about none."""
+    return request_for("decide", query={"who": who, "action": action, "topic": topic})
+
+
 def pins() -> ClientRequest:
     """Ask for all pins."""
     return request_for("pins")

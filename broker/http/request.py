@@ -25,7 +25,7 @@ _NO_QUERY: Mapping[str, str] = {}
 class PathNames(NamedTuple):
     """The names in a path: a namespace, maybe with a topic and its stage or cursor; or a transaction; or a node.
 
-    ``who`` is a principal, or another name for which rules are kept. The router has checked ``namespace`` and ``topic`` only. Names not in the path are empty.
+    ``who`` is a principal, the id of a token, or another name for which rules are kept. The router has checked ``namespace`` and ``topic`` only. Names not in the path are empty.
     """
 
     namespace: str = ""

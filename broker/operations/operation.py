@@ -32,6 +32,7 @@ IN_PATH: Final[Mapping[str, Schema]] = {
         "pattern": "^([0-9]{1,3}|https?://[^/]+/?)$",
         "description": "An instance id, or a URL, percent-encoded.",
     },
+    "token": {"type": "string", "pattern": "^[0-9a-f]{16}$", "description": "A token's id."},
     "who": {
         "type": "string",
         "maxLength": 300,

@@ -124,6 +124,20 @@ EVENTS_FROM: Final = (
     COMMITTED,
     header("Last-Event-ID", "Resume behind this message. It overrides `from`.", STRING),
 )
+_WHO: Final = Parameter(
+    "who", "A principal, or `group:` and the name of a group.", STRING, required=True
+)
+GRANT: Final = (
+    _WHO,
+    Parameter("what", "A role or an action.", STRING, required=True),
+    Parameter("pattern", "`*`, `NAMESPACE/*` or `NAMESPACE/TOPIC`. Absent: `*`.", STRING),
+    Parameter("force", "`true`: revoke it although no administrator is left.", {"type": "boolean"}),
+)
+DECISION: Final = (
+    _WHO,
+    Parameter("action", "An action.", STRING, required=True),
+    Parameter("topic", "`NAMESPACE/TOPIC`. Absent: the action is about no topic.", STRING),
+)
 TRANSACTION_LIMIT: Final = whole("limit", "How many transactions to list.", 0, 10_000, 100)
 BLOCKER_LIMIT: Final = whole("limit", "How many transactions to look for.", 1, 100, 10)
 BLOCKED: Final = (

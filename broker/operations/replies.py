@@ -370,6 +370,23 @@ class Pinned(TypedDict):
 # --- Access ---------------------------------------------------------------------------------------
 
 
+class TokenShown(TypedDict):
+    id: str
+    principal: str
+    created_ms: int
+    expires_ms: int | None
+
+
+class TokenMade(TokenShown):
+    token: Annotated[str, Rule(description="The token. No other answer shows it.")]
+
+
+TokenList = TypedDict("TokenList", {"tokens": list[TokenShown]})
+TokenRevoked = TypedDict("TokenRevoked", {"revoked": str, "principal": str})
+GrantShown = TypedDict("GrantShown", {"who": str, "what": str, "pattern": str})
+GrantList = TypedDict("GrantList", {"grants": list[GrantShown]})
+GrantChanged = TypedDict("GrantChanged", {"grant": GrantShown, "changed": bool})
+Decision = TypedDict("Decision", {"allowed": bool, "grant": GrantShown | None})
 QuotaShown = TypedDict("QuotaShown", {"who": str, "limits": dict[str, int | None]})
 QuotaList = TypedDict("QuotaList", {"quotas": list[QuotaShown]})
 

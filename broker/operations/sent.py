@@ -53,6 +53,20 @@ QuotaLimits = Annotated[
 ]
 QuotaSent = TypedDict("QuotaSent", {"limits": QuotaLimits})
 
+
+class TokenSent(TypedDict):
+    principal: Annotated[str, Rule(description="The name of the caller that will have the token.")]
+    expires_s: NotRequired[Annotated[int, Rule(minimum=1, description="Its life. Absent: no end.")]]
+
+
+class GrantSent(TypedDict):
+    who: Annotated[str, Rule(description="A principal, or `group:` and the name of a group.")]
+    what: Annotated[str, Rule(description="A role or an action.")]
+    pattern: NotRequired[
+        Annotated[str, Rule(description="`*`, `NAMESPACE/*` or `NAMESPACE/TOPIC`. Absent: `*`.")]
+    ]
+
+
 # --- Messages -------------------------------------------------------------------------------------
 
 

@@ -55,7 +55,7 @@ async def test_every_handler_is_authorized_first() -> None:
     broker = Broker(gate=Closed())
     for route in broker.dispatch.router.routes:
         target = route.operation.template.format(
-            **dict.fromkeys(("namespace", "topic", "service", "cursor", "who"), "a"),
+            **dict.fromkeys(("namespace", "topic", "service", "cursor", "who", "token"), "a"),
             **dict.fromkeys(("node", "stage", "transaction"), "7"),
         )
         reply = await broker.call(route.operation.method, target)

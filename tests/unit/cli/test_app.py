@@ -16,6 +16,8 @@ from broker.cli.command import problems
 from broker.cli.command.contexts import BrokerTarget, GivenOptions
 from broker.cli.command.problems import ADVICE, problem_of
 from broker.config.sections import (
+    AccessConfig,
+    AccessMode,
     Config,
     ServerConfig,
     StorageConfig,
@@ -391,6 +393,7 @@ def listening(cause, port=80):
 def test_a_node_that_does_not_start_names_the_thing_and_the_next_step(error, said):
     config = Config(
         server=ServerConfig(host="10.9.8.7", port=80),
+        access=AccessConfig(access_mode=AccessMode.OPEN),
         storage=StorageConfig(data_dir=Path("data")),
         transactions=TransactionsConfig(thrift_port=81),
     )
