@@ -120,6 +120,13 @@ class Meter:
             self._take(demands)
         return bounds
 
+    def not_led(self, topic: TopicId, size: int) -> None:
+        """Take back what ``begin_led`` charged for a publish that this node could not do, since it does not lead."""
+        bounds = self._quotas().of_topic(topic)
+        if bounds:
+            demands = self._publish_demands(name_of(topic), bounds, size, nodes=1)
+            self._charge([each._replace(amount=-each.amount) for each in demands])
+
     def billed(self, request: Request, operation: DeclaredOperation, answer: Answer) -> Answer:
         """Return a client's answer; its bytes are charged as they are sent. A stream pauses while it is in debt.
 

@@ -27,7 +27,7 @@ from broker.api.topics_admin import CursorHandlers, TopicsAdmin, pinned
 from broker.api.transactions import BlockersApi, PruningApi, call_of, service_handlers
 from broker.clock import Clock
 from broker.config.sections import Config, Role
-from broker.errors import NotFound, Unavailable
+from broker.errors import NotFound, Unavailable, UnavailableError
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request
 from broker.metrics import CONTENT_TYPE
@@ -38,6 +38,7 @@ from broker.operations.operation import Action, DeclaredOperation
 from broker.operations.replies import Product
 from broker.operations.table import BY_NAME, OPERATIONS
 from broker.routing import nodeheaders
+from broker.routing.decisions import LOOK_AGAIN
 from broker.topics.overdue import answered_in_time, in_time
 from broker.topics.settlement import bound_of
 from broker.topics.topics import Topics
@@ -134,7 +135,13 @@ def _metered(
         most = bounds.get(QuotaKind.STORED_BYTES)
         if most is not None and operation.action is Action.PUBLISH:
             await stored.take(request.topic, len(request.body), most, request.usage)
-        return await handler(request)
+        size = len(request.body)
+        try:
+            return await handler(request)
+        except UnavailableError as error:
+            if error.code in LOOK_AGAIN:  # It is sent again, to this node or to another one.
+                meter.not_led(request.topic, size)
+            raise
 
     return metered
 

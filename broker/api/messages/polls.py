@@ -193,15 +193,18 @@ class Polling(TopicHandlers):
                 if not request.body:
                     return _Polled(answer_of(None, asked), is_final=True)
         waits = self._left_s(until) > 0
-        answering = self._routing.answer(
-            self._call(request, asked, until),
-            lambda repeat: self._local(repeat, request, asked, until),
-        )
+        call = self._call(request, asked, until)
+
+        async def answering() -> _Polled | Relayed:
+            return await self._routing.answer(
+                call, lambda repeat: self._local(repeat, request, asked, until)
+            )
+
         if waits:
             with counted(request.usage):
-                answer = await unless_abandoned(answering, request.abandoned())
+                answer = await unless_abandoned(answering(), request.abandoned())
         else:  # An empty answer would say that there are no messages.
-            answer = await answering
+            answer = await answering()
         if answer is None:
             return _Polled(answer_of(None, asked), is_final=True)
         if isinstance(answer, Relayed):
