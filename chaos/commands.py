@@ -17,10 +17,11 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from broker import logs
-from broker.cli.command.options import FiniteRange
+from broker.cli.command.options import FiniteRange, told
 from broker.config.sections import LogLevel, LogsConfig
 from broker.local import Sizes
 from broker.local.servers import ServerFailed, ServerMissing
+from broker.secret import read_secret
 from broker.testing import mutants
 from chaos.given_cluster import GivenTarget, Hooks, addresses
 from chaos.nemeses import NEMESES
@@ -197,6 +198,12 @@ def _addresses(_: click.Context, __: click.Parameter, target: str | None) -> lis
         raise click.BadParameter(str(error)) from error
 
 
+def _checked_token_file(_: click.Context, __: click.Parameter, file: str) -> str:
+    if file:
+        told(read_secret)(file)
+    return file
+
+
 def _given_cluster_options(command: Command) -> Command:
     """Add the options of a cluster that runs already."""
     for option in reversed(
@@ -206,6 +213,13 @@ def _given_cluster_options(command: Command) -> Command:
                 metavar="URL,URL",
                 help="A cluster that runs already, by the addresses of its nodes.",
                 callback=_addresses,
+            ),
+            click.option(
+                "--token-file",
+                default="",
+                metavar="FILE",
+                help="A file with a token for that cluster (mode 0600).",
+                callback=_checked_token_file,
             ),
             *(
                 click.option(
@@ -255,6 +269,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
     standalone: bool,
     mutant: str,
     target: list[str] | None,
+    token_file: str,
     session_s: float,
     directory: Path | None,
     as_json: bool,
@@ -271,7 +286,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
     python -m chaos run --nemesis region-server,gateway --hbase distributed --minutes 5
     python -m chaos run --workload rowlog --nemesis kill,pause,gateway --hbase distributed --nodes 1
     python -m chaos run --standalone --nemesis power-cut,torn-tail,disk-full,flipped-bit --minutes 2
-    python -m chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --nemesis leaders
+    python -m chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --nemesis leaders --token-file chaos.token
     python -m chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --nemesis kill \\
       --kill-cmd 'ssh {host} systemctl kill --signal=KILL broker' \\
       --start-cmd 'ssh {host} systemctl start broker'
@@ -305,7 +320,7 @@ def run(  # noqa: PLR0913, PLR0917 - Click passes each option as a parameter.
         raise click.UsageError(told) from error
     if target is not None:
         commands = {key.removesuffix("_cmd"): command for key, command in hooks.items()}
-        given = GivenTarget(target, Hooks(**commands), session_s=session_s)
+        given = GivenTarget(target, Hooks(**commands), session_s=session_s, token_file=token_file)
         judged = asyncio.run(_run(given, plan, folder))
     else:
         sizes = Sizes(
@@ -334,8 +349,8 @@ def _refuse_ignored(kind: str) -> None:
     sizes = ("nodes", "zookeepers", "hbase")
     ignored, why = {
         "target": ((*sizes, "standalone", "mutant"), "a cluster that the run starts: no --target"),
-        "standalone": ((*hooks, "session_s", *sizes), "a cluster: no --standalone"),
-        "": ((*hooks, "session_s"), "a cluster that runs already: it needs --target"),
+        "standalone": ((*hooks, "token_file", "session_s", *sizes), "a cluster: no --standalone"),
+        "": ((*hooks, "token_file", "session_s"), "a cluster that runs already: it needs --target"),
     }[kind]
     for name in ignored:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:

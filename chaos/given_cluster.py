@@ -85,15 +85,22 @@ class GivenTarget(Target):
         urls: The address of each node, for clients.
         hooks: The commands that control its processes.
         session_s: ZooKeeper's time-out of the nodes' sessions.
+        token_file: A file with the token of the verifier's clients; empty: they have none.
     """
 
     def __init__(
-        self, urls: Sequence[str], hooks: Hooks | None = None, *, session_s: float = 4.0
+        self,
+        urls: Sequence[str],
+        hooks: Hooks | None = None,
+        *,
+        session_s: float = 4.0,
+        token_file: str = "",
     ) -> None:
         nodes = [f"broker-{number}" for number in range(1, len(urls) + 1)]
         super().__init__(nodes, [url.rstrip("/") for url in urls], session_s=session_s)
         self._hooks = hooks or Hooks()
         self.abilities = self._hooks.abilities()
+        self.client_settings = {"token_file": token_file}
         self._down: set[str] = set()
         self._frozen: set[str] = set()
 

@@ -203,6 +203,7 @@ class Segment:
             scale=plan.scale,
             history=self.history,
             beneath=target.beneath,
+            **target.client_settings,
         )
         workloads = [REGISTRY[name]() for name in plan.workloads]
         with self._noting("the workloads could not be prepared"):

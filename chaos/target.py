@@ -70,6 +70,7 @@ class Target:
         missing: The reasons for missing abilities.
         beneath: The HBase and ZooKeeper of the nodes, for workloads that use them; None if workloads
             can't reach them.
+        client_settings: Settings of each client, such as the file of its token.
     """
 
     def __init__(self, nodes: Sequence[str], urls: Sequence[str], *, session_s: float) -> None:
@@ -78,6 +79,7 @@ class Target:
         self.session_s = session_s
         self.abilities: set[Ability] = set()
         self.beneath: Beneath | None = None
+        self.client_settings: dict[str, Any] = {}
         alone = "only a standalone broker allows this: --standalone"
         self.missing = {Ability.FILES: alone, Ability.SMALL_DISK: alone}
         # A target on this machine sets these when it starts.
@@ -98,7 +100,8 @@ class Target:
     def client(self, *, node: str | None = None, **settings: Any) -> Client:
         """Return a client for administration, of all nodes or of one. The caller closes it."""
         urls = list(self.urls) if node is None else [self.url(node)]
-        given = {"deadline_s": ADMIN_DEADLINE_S, "connect_timeout_s": 2.0, **settings}
+        known = {"deadline_s": ADMIN_DEADLINE_S, "connect_timeout_s": 2.0, **self.client_settings}
+        given = {**known, **settings}
         return Client(urls, follow_leaders=node is None, coalesce=False, **given)
 
     async def status(self) -> list[dict[str, Any]]:

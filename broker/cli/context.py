@@ -15,6 +15,7 @@ from broker.cli.command.options import flag, told
 from broker.cli.command.output import properties, table
 from broker.errors import BadName
 from broker.model import check_namespace
+from broker.secret import read_secret
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -26,8 +27,8 @@ _name_argument = click.argument("name", shell_complete=completion.contexts)
 def context() -> None:
     """Give brokers names, and choose the broker that commands use.
 
-    A context has an address. It may have a file of certificates, and a namespace for topics that are named
-    without one. --url or --context comes first, then BROKER_URL, then BROKER_CONTEXT, then the context in use.
+    A context has an address. It may have a file of certificates, the path of a file with your token (never the
+    token itself), and a namespace for topics that are named without one. --url or --context comes first, then BROKER_URL, then BROKER_CONTEXT, then the context in use.
 
     \b
     broker context add prod --url https://broker1:8080,https://broker2:8080 --namespace audit
@@ -41,6 +42,12 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
         return check_namespace(text) if text else ""
     except BadName as error:
         raise click.BadParameter(error.message) from error
+
+
+def _token_file(_: click.Context, __: click.Parameter, file: str | None) -> str | None:
+    if file is not None:
+        told(read_secret)(file)
+    return file
 
 
 @context.command()
@@ -58,6 +65,13 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
     help="Certificates to trust for https addresses, in PEM.",
 )
 @click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    default=None,
+    callback=_token_file,
+    help="A file with your token, which you alone can read (mode 0600).",
+)
+@click.option(
     "--namespace",
     default="",
     callback=_namespace,
@@ -65,11 +79,19 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
 )
 @flag("--replace", "Replace a context of that name.")
 @writes()
-def add(name: str, url: str, ca_file: str | None, namespace: str, replace: bool) -> Json:
+def add(
+    name: str,
+    url: str,
+    ca_file: str | None,
+    token_file: str | None,
+    namespace: str,
+    replace: bool,
+) -> Json:
     """Add a context. To use it: broker context use NAME.
 
     \b
     broker context add prod --url https://broker1:8080 --ca-file ca.pem --namespace audit
+    broker context add ops --url https://broker1:8080 --ca-file ca.pem --token-file ~/.config/broker/ops.token
     """
     if not _NAME.fullmatch(name):
         raise click.BadParameter(f"{name!r}: a name has letters, digits and _ . -")
@@ -80,7 +102,7 @@ def add(name: str, url: str, ca_file: str | None, namespace: str, replace: bool)
             f"context {name!r} exists; see it with: broker context show {name}; "
             "replace it with --replace"
         )
-    made = Context(url, ca_file or "", namespace)
+    made = Context(url, ca_file or "", namespace, token_file or "")
     contexts.save(file, known.added(name, made))
     return _json(name, made, known)
 
@@ -101,7 +123,7 @@ def use(name: str) -> Json:
 
 
 _LIST = table(
-    *("", "NAME", "URL", "NAMESPACE", "CA FILE"),
+    *("", "NAME", "URL", "NAMESPACE", "CA FILE", "TOKEN FILE"),
     fields={"": lambda each: "*" if each["current"] else None},
 )
 
@@ -120,7 +142,7 @@ def list_() -> list[Json]:
 
 @context.command()
 @click.argument("name", required=False, shell_complete=completion.contexts)
-@writes(properties("name", "current", "url", "ca_file", "namespace"))
+@writes(properties("name", "current", "url", "ca_file", "token_file", "namespace"))
 def show(name: str | None) -> Json:
     """Show a context; without NAME, the one in use.
 
@@ -163,5 +185,6 @@ def _json(name: str, one: Context, known: Contexts) -> dict[str, Any]:
         "current": name == known.current,
         "url": one.url,
         "ca_file": one.ca_file or None,
+        "token_file": one.token_file or None,
         "namespace": one.namespace or None,
     }

@@ -38,7 +38,7 @@ _BOOLEANS = {"true": True, "false": False}
 OTHER_VARIABLES = frozenset(
     f"{_PREFIX}{name}"
     for name in (
-        *("URL", "CONTEXT", "CONFIG"),  # Options of commands.
+        *("URL", "CONTEXT", "CONFIG", "TOKEN", "TOKEN_FILE"),  # Options of commands.
         *("TOPIC", "MESSAGE_ID", "MESSAGE_TIMESTAMP_MS"),  # For the commands that ``tail`` runs.
         *("SERVERS_DIR", "KILLS", "CUTS"),  # For tests.
     )

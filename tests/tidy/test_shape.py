@@ -14,6 +14,7 @@ LONG = {
     "broker/client/aio.py": "the client's interface in one class, half of it docstrings",
     "broker/operations/replies.py": "one declaration for each reply of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",
+    "chaos/commands.py": "one command: its options, which of them go together, and the run that they describe",
     "broker/config/sections.py": "every key with its bounds, and the rules between keys",
     "broker/coordination/zookeeper.py": "kazoo's only door: its session, contact, requests, TLS and rights",
     "broker/http/budget.py": "the one account of a connection, with its caller, its node and its quota",

@@ -28,6 +28,7 @@ from broker.cli.command import completion, contexts
 from broker.cli.command.contexts import BrokerTarget, given
 from broker.cli.command.options import Command, SpanType, flag, option
 from broker.cli.command.output import write_json, write_line
+from broker.cli.command.tokens import token_of
 from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
 from broker.client.transport import trusting
@@ -53,7 +54,7 @@ class BrokerCall:
     def settings(self) -> Settings:
         """The settings of a client of the broker. Raises click.BadParameter if an address is not valid.
 
-        Raises ConfigError, too, if the context's certificates can't be read.
+        Raises ConfigError, too, if the context's certificates or the token can't be read.
         """
         target = given().target
         try:
@@ -67,7 +68,14 @@ class BrokerCall:
                 trusting(ca_file)
             except ValueError as error:
                 raise ConfigError(f"{target.source}: {error}") from error
-        return Settings(url=self.url, deadline_s=self.deadline_s, ca_file=ca_file)
+        found = token_of(given())
+        return Settings(
+            url=self.url,
+            deadline_s=self.deadline_s,
+            ca_file=ca_file,
+            token=found.token,
+            token_file=found.token_file,
+        )
 
     @property
     def teller(self) -> Teller:
@@ -201,6 +209,15 @@ def to_broker(command: Callable[..., Any]) -> Any:
         help="The broker's address, or the addresses of a cluster's nodes with commas between them.  "
         f"[default: the current context, or {contexts.URL_DEFAULT}]",
     )
+    token = click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, resolve_path=True),
+        expose_value=False,
+        callback=_note_token_file,
+        metavar="FILE",
+        help="A file with your token, which you alone can read (mode 0600); the context may name it, too.  "
+        "[env var: BROKER_TOKEN_FILE; or a token in BROKER_TOKEN]",
+    )
     deadline = option(
         "--deadline",
         SpanType(0.1),
@@ -208,7 +225,11 @@ def to_broker(command: Callable[..., Any]) -> Any:
         "Seconds that a request may take, with its retries.",
         "deadline_s",
     )
-    return context(address(deadline(json_option(run))))
+    return context(address(token(deadline(json_option(run)))))
+
+
+def _note_token_file(context: click.Context, _: click.Parameter, file: str | None) -> None:
+    given(context).typed_token_file = file or ""
 
 
 def _note_context(context: click.Context, _: click.Parameter, name: str | None) -> None:

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem, get_completion_class, shell_c
 
 from broker.cli.command.contexts import GivenOptions, known
 from broker.cli.command.contexts import given as given_options
+from broker.cli.command.tokens import token_of
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError
@@ -94,9 +95,12 @@ def _answer_of(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> l
     if given.target is None:
         return []
     try:
+        found = token_of(given)
         settings = Settings(
             url=given.target.url,
             ca_file=given.target.ca_file,
+            token=found.token,
+            token_file=found.token_file,
             deadline_s=ANSWER_S_MAX,
             connect_timeout_s=ANSWER_S_MAX,
         )

@@ -1,7 +1,7 @@
 """Contexts: names for brokers, kept in one file of the user.
 
-A context has a broker's address, the certificates to trust, and the namespace of topics that are named
-without one. The file is ``contexts.json`` in the folder ``broker`` of the user's configuration
+A context has a broker's address, the certificates to trust, the path of the file with the caller's token (never the
+token), and the namespace of topics that are named without one. The file is ``contexts.json`` in the folder ``broker`` of the user's configuration
 (``$XDG_CONFIG_HOME``, or ``~/.config``)::
 
     {"current": "prod", "contexts": {"prod": {"url": "https://…", "ca_file": "…", "namespace": "audit"}}}
@@ -43,6 +43,7 @@ class Context:
     url: str
     ca_file: str = ""
     namespace: str = ""
+    token_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class BrokerTarget:
     ca_file: str = ""
     namespace: str = ""
     context: str = ""
+    token_file: str = ""
 
 
 def check_urls(text: str) -> str:
@@ -90,10 +92,11 @@ def check_urls(text: str) -> str:
     for one in text.split(","):
         try:
             Address.of(one.strip().rstrip("/"))
-        except ValueError as error:
+        except ValueError:
             if "@" in one:
                 raise  # It may have a password, and the error has advice.
-            raise ValueError(f"{one.strip()!r} is not http://HOST:PORT") from error
+            shown = one.strip().partition("?")[0]  # A query may have a token.
+            raise ValueError(f"{shown!r} is not http://HOST:PORT") from None
     return text
 
 
@@ -187,7 +190,9 @@ def target(asked: BrokerOptions, contexts: Contexts) -> BrokerTarget:
 def _of_context(name: str, asked_by: str, contexts: Contexts) -> BrokerTarget:
     context = contexts.named(name, asked_by)
     source = f"context {name!r}"
-    return BrokerTarget(context.url, source, context.ca_file, context.namespace, name)
+    return BrokerTarget(
+        context.url, source, context.ca_file, context.namespace, name, context.token_file
+    )
 
 
 @dataclass(slots=True)
@@ -201,6 +206,7 @@ class GivenOptions:
         target: the command's broker; None before its address is known, and for commands without a broker.
         typed_context: the value of ``--context``, if it was typed.
         typed_url: the value of ``--url``, if it was typed.
+        typed_token_file: the value of ``--token-file``, if it was typed.
     """
 
     as_json: bool = False
@@ -209,6 +215,7 @@ class GivenOptions:
     target: BrokerTarget | None = None
     typed_context: str = ""
     typed_url: str = ""
+    typed_token_file: str = ""
 
     @property
     def topic_name(self) -> str:

@@ -42,6 +42,8 @@ INTERRUPTED: Final = 130
 
 ADVICE: Final = {
     "topic_not_found": "Create it with: broker topics create {topic}{at}",
+    "unauthenticated": "Give your token with --token-file FILE, by BROKER_TOKEN_FILE, or in a context: "
+    "broker context add NAME --url URL --token-file FILE",
     "topic_exists": "See it with: broker topics show {topic}{at}",
     "bad_name": "Topics are named NAMESPACE/TOPIC.",
     "body_too_large": "Raise the limit with: broker serve --body-bytes-max BYTES",

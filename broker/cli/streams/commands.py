@@ -18,6 +18,7 @@ from broker.cli.command.output import live_line, write_json, write_line, write_l
 from broker.cli.command.problems import NotNow
 from broker.cli.streams import status_text
 from broker.clock import SystemClock
+from broker.config.sections import ConfigError
 from broker.errors import TaskFailed, Unavailable
 
 if TYPE_CHECKING:
@@ -116,12 +117,18 @@ def run_job(
     \b
     broker streams run counting:job --checkpoint counting.state
     broker streams run counting:job --checkpoint counting.state --available
+    broker streams run counting:job --checkpoint counting.state --token-file counting.token
     broker streams run counting:job --checkpoint hdfs://name:9000/counting --control counting.run --master yarn
     """
     from broker.streams import job_run  # noqa: PLC0415 - Only these commands need stream jobs.
 
-    ca_file = call.settings.ca_file
-    given = {"url": call.url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
+    settings = call.settings
+    if settings.token:
+        raise ConfigError(
+            "BROKER_TOKEN: a stream job needs its token in a file, which Spark's processes read: --token-file FILE"
+        )
+    files = {"tms.ca_file": settings.ca_file, "tokenFile": settings.token_file}
+    given = {"url": call.url, **{name: file for name, file in files.items() if file}, **options}
     wanted = job_run.JobOptions(
         checkpoint=checkpoint, options=given, deadline_s=call.deadline_s, **job
     )

@@ -127,6 +127,7 @@ def test_contexts_are_added_used_listed_shown_and_removed(capsys, tmp_path):
         "current": True,
         "url": "http://127.0.0.1:1",
         "ca_file": None,
+        "token_file": None,
         "namespace": "audit",
     }
     assert "*  prod" in run(capsys, "context", "list")[1]
