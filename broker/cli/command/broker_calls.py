@@ -25,10 +25,10 @@ import click
 from click.core import ParameterSource
 
 from broker.cli.command import completion, contexts
+from broker.cli.command.command_token import token_of
 from broker.cli.command.contexts import BrokerTarget, given
 from broker.cli.command.options import Command, SpanType, flag, option
 from broker.cli.command.output import write_json, write_line
-from broker.cli.command.tokens import token_of
 from broker.client import Settings, SyncClient, Trouble
 from broker.client.outcomes import UNREACHED
 from broker.client.transport import trusting

@@ -12,9 +12,9 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
+from broker.cli.command.command_token import token_of
 from broker.cli.command.contexts import GivenOptions, known
 from broker.cli.command.contexts import given as given_options
-from broker.cli.command.tokens import token_of
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError

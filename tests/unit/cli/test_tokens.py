@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.cli.command.command_token import token_of
 from broker.cli.command.contexts import BrokerTarget, GivenOptions
-from broker.cli.command.tokens import token_of
 from broker.config.sections import ConfigError
 from tests.unit.cli.running import run
 
