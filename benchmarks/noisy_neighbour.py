@@ -139,7 +139,7 @@ def measure(broker: BrokerProcess, admin: Path, runs: int, run_s: float) -> None
             on.set()
         else:
             on.clear()
-        time.sleep(0.2)
+        asyncio.run(quiet(broker.port, alice, 0.3))  # Until the change has its effect.
         found[is_noisy].append(asyncio.run(quiet(broker.port, alice, run_s)))
     end.set()
     noise.join()

@@ -21,13 +21,14 @@ broker access quotas remove alice
 ```
 
 `set` replaces all limits of a name. A limit belongs to a principal, to `*`, to `topic:NAMESPACE/TOPIC`, to
-`topic:NAMESPACE/*`, or to `topic:*`. For each kind the most exact name decides; `none` (`null` in JSON) means no limit, although a less exact
-name has one. A change counts within two seconds on every node. `GET /v1/access/quotas` lists all limits. `PUT
+`topic:NAMESPACE/*`, or to `topic:*`. For each kind the most exact name decides; `none` (`null` in JSON) means no limit, although
+a less exact name has one. A change counts within two seconds on every node. `GET /v1/access/quotas` lists all limits. `PUT
 /v1/access/quotas/{name}` replaces those of a name, with a body such as `{"limits": {"waits": 50}}`; `DELETE` removes them. All of
 this needs the action `access`.
 
 A request over a quota gets 429 [`quota_exceeded`](errors.md): it had no effect. `Retry-After` tells when to try again; the
-Python client does that by itself within its deadline. `broker_quota_refused_total{kind}` counts refusals.
+Python client does that by itself within its deadline. `broker_quota_refused_total{kind}` counts refusals. A refusal waits for
+a quarter of a second, so that a program that repeats its requests at once takes no time of others.
 
 | quota | of | counts | how exactly |
 |---|---|---|---|
