@@ -1,6 +1,7 @@
 """Log lines: one for each event of a node, of a topic's leadership, or of the storage; none for single messages.
 
-A line is a short lower-case fact and its fields: ``log.info("topic claimed", topic=..., epoch=...)``.
+A line is a short lower-case fact and its fields: ``log.info("topic claimed", topic=..., epoch=...)``. Secrets in it, such as
+credentials in a header that an error shows, are hidden.
 The reader of the node's standard error must not be able to stop the node: the pipe may be full because it is not
 read, it may be closed, or the disk may be full. So a line goes into a bounded queue, and one daemon thread writes::
 
@@ -33,6 +34,7 @@ from typing_extensions import override
 
 from broker.config.sections import LogFormat, LogLevel, LogsConfig
 from broker.escapes import escaped, escaped_lines
+from broker.secret import HIDDEN, is_secret_name, without_secrets
 
 Logger = FilteringBoundLogger
 
@@ -161,7 +163,7 @@ def _no_raise(render: Processor) -> Processor:
 
     def safely(logger: WrappedLogger, name: str, event: EventDict) -> str:
         try:
-            return str(render(logger, name, event))
+            return without_secrets(str(render(logger, name, event)))
         except Exception as error:  # noqa: BLE001  # Logging must not stop its caller.
             return escaped(f"a log line could not be written: {error!r}")
 
@@ -204,6 +206,14 @@ def _write_traceback(out: TextIO, error: ExcInfo) -> None:
     out.write(escaped_lines(written.getvalue()))
 
 
+def _without_secrets(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Hide the fields that are secrets by their names. The rendered line is looked through, too: see ``without_secrets``."""
+    for key in event:
+        if is_secret_name(key):
+            event[key] = HIDDEN
+    return event
+
+
 def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
     render: list[Processor]
     if as_json:
@@ -215,6 +225,7 @@ def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
         render = [_for_people(colors)]
     return [
         structlog.contextvars.merge_contextvars,
+        _without_secrets,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         *render[:-1],

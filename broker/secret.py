@@ -32,7 +32,7 @@ _USER: Final = re.compile(r"(?<=//)[^/?#\s]*@")
 _IN_QUERY: Final = re.compile(r"([?&][^=&\s]*=)[^&\s#'\"]*")
 _SCHEME: Final = re.compile(r"\b(bearer|basic)\s+[^\s\"',;)\]}]+", re.IGNORECASE)
 _HEADER: Final = re.compile(
-    r"((?:authorization|cookie)[\"']?\s*[:=,]\s*(?:b?[\"'])?+)(?!(?:bearer|basic)\s)[^\s\"',;)\]}]+",
+    r"((?:authorization|cookie)(?:\\?[\"'])?\s*[:=,]\s*(?:b?\\?[\"'])?+)(?!(?:bearer|basic)\s)[^\s\"',;)\]}]+",
     re.IGNORECASE,
 )
 

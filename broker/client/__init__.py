@@ -70,6 +70,7 @@ from broker.errors import (
     TransactionFenced,
     TransactionNotInProgress,
     TransactionTooOld,
+    Unauthenticated,
     Unavailable,
     UnavailableError,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "TransactionService",
     "TransactionTooOld",
     "Trouble",
+    "Unauthenticated",
     "Unavailable",
     "UnavailableError",
     "Undoable",

@@ -32,7 +32,7 @@ from broker.http.drain import (
     settled,
     untaken_bytes,
 )
-from broker.http.reply import Reply, error_reply
+from broker.http.reply import Reply, error_reply, not_http
 from broker.long_work import CALLER
 from broker.principal import NOWHERE, Principal, Remote
 
@@ -345,8 +345,7 @@ class Connection(web.RequestHandler):
             exc.__traceback__ = None  # It leads to this connection, which keeps the error.
         if status != BadRequest.http_status:
             return super().handle_error(request, status, exc, message)
-        why = " ".join((message or "").split())[:200]
-        told = self._refusal or error_reply(BadRequest(f"This is not an HTTP request: {why!a}"), {})
+        told = self._refusal or not_http(message or "")
         return self._server.last_words(self, told)
 
     def linger(self) -> None:

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import orjson
 from aiohttp import HttpVersion11, web
 
-from broker.errors import BrokerError, CursorMoved, UnavailableError
+from broker.errors import BadRequest, BrokerError, CursorMoved, UnavailableError
 from broker.http.body import GZIP_WINDOW
 from broker.http.budget import BudgetKind, Usage
 from broker.long_work import Pace
@@ -46,6 +46,9 @@ Piece = bytes | memoryview
 """A piece of a streamed body: bytes, or a view of memory that is sent without a copy."""
 
 Headers = tuple[tuple[str, str], ...]
+
+
+_QUOTED: Final = re.compile(r":?\s*\bb['\"]")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -146,6 +149,15 @@ def error_reply(
     else:
         body, content_type = message.encode("utf-8", "replace"), PLAIN
     return Reply(error.http_status, body, content_type, tuple(reply_headers), close=close)
+
+
+def not_http(reason: str) -> Reply:
+    """Return the reply to bytes that are no request. The parser's ``reason`` quotes them, and the reply does not.
+
+    They may be credentials in a wrong place, and replies end in the logs of clients.
+    """
+    told = _QUOTED.split(" ".join(reason.split()), maxsplit=1)[0][:200]
+    return error_reply(BadRequest(f"This is not an HTTP request: {told!a}"), {})
 
 
 def unexpected_reply(headers: Mapping[str, str], request_id: str) -> Reply:

@@ -244,3 +244,23 @@ def test_text_of_others_is_escaped_in_a_json_line(file: Path) -> None:
     assert line.isascii()
     assert not set(line) & {*range(32), 127}
     assert json.loads(line)["topic"] == "\u202e\x7f\ud800"
+
+
+@pytest.mark.parametrize("form", [LogFormat.JSON, LogFormat.CONSOLE])
+def test_no_line_has_a_secret(file: Path, form: LogFormat) -> None:
+    canary = "canary-4f9c"
+    with into(file, log_format=form):
+        log = logs.get_logger(authorization=f"Bearer {canary}")
+        log.info("asked", headers={"Authorization": f"Bearer {canary}"}, token=canary)
+        log.info(
+            "asked", pairs=[("cookie", canary)], url=f"http://me:{canary}@h:1/x?token={canary}&n=1"
+        )
+        try:
+            int(f"Authorization: Basic {canary}")
+        except ValueError:
+            log.exception("failed")
+        logging.getLogger("library").warning("sent %r", {"authorization": canary})
+    text = file.read_text()
+    assert canary not in text
+    assert text.count("***") >= 7
+    assert "n=1" in text

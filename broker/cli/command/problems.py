@@ -32,6 +32,7 @@ from broker.cli.command.output import write_line, write_lines
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, TaskFailed, Unavailable, UnavailableError
 from broker.escapes import escaped
+from broker.secret import without_secrets
 from broker.standard_streams import OutputFailed, drop_output
 
 FAILED: Final = 1
@@ -142,8 +143,8 @@ def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: P
         case OSError():
             return Problem("io", str(error), UNKNOWN, outcome="unknown", more=_notes(error))
         case _:
-            message = f"unexpected: {type(error).__name__}: {error}"
-            trace = "".join(traceback.format_exception(error))
+            message = without_secrets(f"unexpected: {type(error).__name__}: {error}")
+            trace = without_secrets("".join(traceback.format_exception(error)))
             return Problem("internal", message, UNKNOWN, outcome="unknown", details=trace)
 
 
