@@ -26,7 +26,6 @@ from typing import Any, Final, cast
 from typing_extensions import override
 
 HANDSHAKE_S: Final = 10.0
-"""How long a handshake may take."""
 READ_BYTES: Final = 16 * 1024
 """The size of the largest record of TLS."""
 READ_PIECES: Final = 8
@@ -101,17 +100,16 @@ class TlsLayer(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._closes or (self._ends and self.is_open):
+        if self._error is not None or (self.is_open and (self._closes or self._ends)):
             return
         self._arrived.write(data)
         self._advance()
 
     @override
     def eof_received(self) -> bool:
-        if self._closes or self._has_ended:
-            return True
         if self._ends:
             self.close()  # Once all is sent.
+        if self._closes or self._has_ended:
             return True
         if not self.is_open:
             self._fail(ConnectionResetError("the connection ended in the TLS handshake"))
@@ -260,10 +258,14 @@ class TlsLayer(asyncio.Protocol):
         ):  # It waits for the other side's end, or has bytes that came before that.
             self.tls.unwrap()
         self._flush()
+        self._loop.call_soon(self._end_socket)  # asyncio's socket may be in the middle of a write.
+
+    def _end_socket(self) -> None:
         if self._closes:
             self.socket.close()
-        else:
-            self.socket.write_eof()
+        elif not self.socket.is_closing():
+            with suppress(OSError):  # The other side has cut it.
+                self.socket.write_eof()
 
     def _drop_pending(self) -> None:
         self._pending.clear()
@@ -319,7 +321,7 @@ class TlsLayer(asyncio.Protocol):
         if self._closes:
             return
         self._closes = True
-        if self._sent_end or not self.is_open:
+        if self._sent_end or not (self.is_open or self._pending):
             self.socket.close()
         else:
             self._send()

@@ -33,6 +33,8 @@ WRITE_PLAIN_BYTES = (
     "test_the_last_answer_arrives_despite_bytes_behind_its_request",
     "test_a_client_that_is_being_accepted_when_the_listener_closes_is_answered",
     "test_a_client_that_connects_until_the_end_is_answered",
+    "test_a_client_that_reconnects_does_not_prevent_the_end",
+    "test_no_request_of_our_client_is_lost_or_unknown_through_drains",
 )
 END_BOTH_DIRECTIONS = ("test_the_client_gets_a_408_when_the_node_stops_reading",)
 """The client of these tests answers TLS's end with its own, and then closes."""
