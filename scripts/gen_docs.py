@@ -16,6 +16,7 @@ from broker.http.budget import DEFAULTS, BudgetKind
 from broker.testing.mutants import MUTANTS
 from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
 from chaos.cases import CASES, Case
+from scripts.access_page import access_page
 from scripts.quotas_page import quotas_page
 from scripts.reference_pages import client_page, commands_page
 
@@ -328,6 +329,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/commands.md": lambda: MADE + commands_page(),
     "docs/reference/client.md": lambda: MADE + client_page(),
     "docs/reference/budgets.md": budgets_page,
+    "docs/reference/access.md": lambda: MADE + access_page(),
     "docs/reference/quotas.md": lambda: MADE + quotas_page(),
     "docs/internals/guards.md": guards_page,
     "docs/reference/failure-cases.md": cases_page,
