@@ -48,6 +48,9 @@ NOTHING_TO_GET_WRONG = {
     "ping",
     "product",
     "pins",
+    "grants",
+    "quotas",
+    "tokens",
     "readyz",
     "service_status",
 }
