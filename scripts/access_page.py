@@ -14,8 +14,8 @@ _HEAD: Final = """
 
 Each operation of the interface needs one action; a [grant](../guides/access.md) allows a role or a single action. An action
 about topics is allowed where the grant's pattern names the topic. All other actions need the pattern `*`, except that
-`transactions` (transactions of one's own) is allowed by any pattern. `health` needs neither a grant nor credentials. Lists show
-only what the caller may see.
+`transactions` (transactions of one's own) is allowed by any pattern. `health` needs neither a grant nor credentials. Lists of
+topics and namespaces are not filtered yet: every caller with valid credentials sees all names.
 
 ## Roles
 
