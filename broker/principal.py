@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 
@@ -43,3 +43,12 @@ class Remote(NamedTuple):
 
 NOWHERE: Final = Remote()
 """The other end of a call within the process."""
+
+
+class CallerPending(Exception):
+    """The node is fetching what it needs to check the credentials of a request. Ask again after ``fetched()``."""
+
+    def __init__(self, fetched: Callable[[], Awaitable[None]]) -> None:
+        """Keep the function that waits."""
+        super().__init__("The credentials can't be checked yet.")
+        self.fetched = fetched

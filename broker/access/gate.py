@@ -7,9 +7,10 @@ not exist, so that it does not learn which topics there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
+from broker.access.credentials import AUTHORIZATION, INVALID, Credentials, TokenCredentials
 from broker.access.grants import ABOUT_TOPICS
 from broker.access.rules import Rules
 from broker.errors import Forbidden, Unauthenticated
@@ -18,9 +19,6 @@ from broker.model import TopicId
 from broker.operations.operation import Action
 from broker.principal import ANYONE, Principal, Remote
 from broker.topics.registry import not_found
-
-AUTHORIZATION: Final = "Authorization"
-_BEARER: Final = "bearer"
 
 
 class AccessGate(Protocol):
@@ -33,7 +31,7 @@ class AccessGate(Protocol):
     is_open: bool
 
     def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
-        """Return the caller of a request with these headers. Raises Unauthenticated."""
+        """Return the caller of a request with these headers. Raises Unauthenticated, Unavailable, CallerPending."""
 
     def authorize(self, principal: Principal, action: Action, names: PathNames) -> None:
         """Return if a caller may do an action on what a path names. Raises Forbidden, TopicNotFound, Unauthenticated."""
@@ -66,24 +64,41 @@ class RequiredGate:
 
     is_open = False
 
-    def __init__(self, rules: Callable[[], Rules], now_ms: Callable[[], int]) -> None:
-        """Decide by ``rules()``, which may raise Unavailable if they are too old."""
+    def __init__(
+        self,
+        rules: Callable[[], Rules],
+        now_ms: Callable[[], int],
+        *,
+        bearers: Iterable[Credentials] = (),
+        others: Iterable[Credentials] = (),
+    ) -> None:
+        """Decide by ``rules()``, which may raise Unavailable if they are too old.
+
+        Args:
+            rules: the rules in force.
+            now_ms: the time, in ms since 1970.
+            bearers: kinds of credentials in the header ``Authorization``, beside the broker's tokens.
+            others: kinds that count for a request without that header. The first one that it has names its caller.
+        """
         self._rules = rules
-        self._now_ms = now_ms
+        self._bearers: tuple[Credentials, ...] = (TokenCredentials(rules, now_ms), *bearers)
+        self._others = tuple(others)
 
     def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
-        """Return the principal of the credentials; ANYONE if there are none. Raises Unauthenticated."""
-        del remote
-        given = headers.get(AUTHORIZATION)
-        if given is None:
-            return ANYONE
-        scheme, _, text = given.partition(" ")
-        token = None
-        if scheme.lower() == _BEARER:
-            token = self._rules().token(text.strip(), self._now_ms())
-        if token is None:
-            raise Unauthenticated("The credentials are not valid, or not valid any more.")
-        return Principal(token.principal)
+        """Return the principal of the credentials; ANYONE if there are none.
+
+        A request with an ``Authorization`` that no kind knows is refused, whatever else it has.
+
+        Raises Unauthenticated, Unavailable, CallerPending: see ``Credentials``.
+        """
+        is_bearer = AUTHORIZATION in headers
+        for kind in self._bearers if is_bearer else self._others:
+            principal = kind.principal(headers, remote)
+            if principal is not None:
+                return principal
+        if is_bearer:
+            raise Unauthenticated(INVALID)
+        return ANYONE
 
     def authorize(self, principal: Principal, action: Action, names: PathNames) -> None:
         """Return if a grant allows the action."""

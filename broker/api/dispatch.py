@@ -88,7 +88,7 @@ class Dispatch:
         Raises:
             Forbidden: a browser sent it for a page whose origin is not allowed, or to another name.
             NotFound, MethodNotAllowed, BadName: see ``Router.find``.
-            Unauthenticated, Forbidden, TopicNotFound: see ``AccessGate``.
+            Unauthenticated, Forbidden, TopicNotFound, CallerPending: see ``AccessGate``.
             QuotaExceeded: the caller has used up a quota.
             BadRequest: its Request-Timeout can't be read, or its body is compressed and may not be.
         """
@@ -103,17 +103,22 @@ class Dispatch:
         if not self._gate.is_open:
             principal = self._gate.identify(headers, remote)
             self._gate.authorize(principal, operation.action, found.names)
-        timeout = headers.get(TIMEOUT.name)
-        timeout_s = self._deadline_s
-        if timeout is not None:
-            timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
+        timeout_s = self.timeout_s(headers)
         if operation.keeps_body:
             asked.check_coding(headers)
         most = asked.bytes_max(headers, operation.body_bytes_max)
         quota = None
         if self._meter is not None and not _is_passed_on(operation, headers):
             quota = self._meter.admit(principal, operation, found.names, headers)
-        return Admitted(found, found.names, timeout_s, most, timeout is not None, principal, quota)
+        is_asked = TIMEOUT.name in headers
+        return Admitted(found, found.names, timeout_s, most, is_asked, principal, quota)
+
+    def timeout_s(self, headers: Mapping[str, str]) -> float:
+        """Return how long a request may take. Raises BadRequest."""
+        timeout = headers.get(TIMEOUT.name)
+        if timeout is None:
+            return self._deadline_s
+        return min(parse_timeout_s(timeout), self._timeout_s_max)
 
     def headers(self, headers: Mapping[str, str]) -> Headers:
         """Return the header lines for the page of a browser; empty if there are none."""

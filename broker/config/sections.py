@@ -23,6 +23,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
 
+from broker.config.access_section import AccessConfig as AccessConfig  # noqa: PLC0414 - Exported.
+from broker.config.access_section import AccessMode as AccessMode  # noqa: PLC0414 - Exported.
+from broker.config.access_section import access_problems
 from broker.config.declaration import key
 from broker.config.text_forms import (
     HOST_NAME,
@@ -83,13 +86,6 @@ class Compression(enum.StrEnum):
     SNAPPY = "snappy"
 
 
-class AccessMode(enum.StrEnum):
-    """Whether callers need credentials."""
-
-    OPEN = "open"
-    REQUIRED = "required"
-
-
 class Role(enum.StrEnum):
     """The services of a node."""
 
@@ -143,16 +139,6 @@ class ServerConfig:
     def __post_init__(self) -> None:
         # An address of IPv6 may be written as in a URL.
         object.__setattr__(self, "host", self.host.removeprefix("[").removesuffix("]"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessConfig:
-    """Who may do what."""
-
-    access_mode: AccessMode | None = key(
-        None,
-        "open: clients may do everything. required: they need credentials. None is open, on loopback only.",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +426,7 @@ class Config:
             *_key_problems(self),
             *_contradictions(self),
             *_cluster_problems(self),
+            *access_problems(self.access),
             *tls_problems(self.tls, self.cluster.advertised_url),
         ]
         if problems:

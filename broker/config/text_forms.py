@@ -65,6 +65,13 @@ def _is_address(text: str) -> bool:
         return False
 
 
+def _is_network(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_network(text))
+    except ValueError:
+        return False
+
+
 LISTENED: Final = Form(
     str.strip,  # An empty address would be every address: an unset variable must open nothing.
     "an address to listen on; 0.0.0.0 is every IPv4 address, :: every address",
@@ -77,6 +84,7 @@ ORIGIN: Final = Form(
     re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+").fullmatch,
     "an origin such as https://app.example: scheme, host and port, no slash at the end",
 )
+NETWORK: Final = Form(_is_network, "a network such as 10.1.2.0/24 or fd00::/8, or an address")
 TOPIC: Final = Form(re.compile(r"[^/]+/[^/]+").fullmatch, "namespace/topic")
 HOST_PORT: Final = Form(_is_address, "host:port")
 URL: Final = Form(_is_url, "http://host:port")

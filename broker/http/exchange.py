@@ -22,13 +22,13 @@ from typing_extensions import override
 
 from broker.clock import Clock
 from broker.config.sections import Config
-from broker.errors import BadRequest, BrokerError, Overloaded, QuotaExceeded
+from broker.errors import BadRequest, BrokerError, Overloaded, QuotaExceeded, Unavailable
 from broker.http.body import BodyReader
 from broker.http.budget import Cut, Quota
 from broker.http.inbound import Connection
 from broker.http.reply import Answer, Headers, Reply, response_of, send
 from broker.http.request import PathNames, Request
-from broker.principal import ANYONE, Principal, Remote
+from broker.principal import ANYONE, CallerPending, Principal, Remote
 from broker.shield import bare
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ class Application(Protocol):
     def admit(
         self, method: str, path: str, headers: Mapping[str, str], remote: Remote
     ) -> Admitted | Reply:
-        """Check a request's head. Return how to serve it, or its reply. Raises BrokerError."""
+        """Check a request's head. Return how to serve it, or its reply. Raises BrokerError, CallerPending."""
+
+    def timeout_s(self, headers: Mapping[str, str]) -> float:
+        """Return how long a request with these headers may take. Raises BadRequest."""
 
     async def answer(self, found: Any, request: Request) -> Answer:
         """Answer a request. An error becomes an answer, too."""
@@ -170,7 +173,11 @@ class Exchange:
             if refusal is not None:
                 return refusal
             _check_framing(http)
-            admitted = application.admit(http.method, path, headers, connection.remote)
+            try:
+                admitted = application.admit(http.method, path, headers, connection.remote)
+            except CallerPending as pending:
+                await fetched_in_time(pending, application.timeout_s(headers))
+                admitted = application.admit(http.method, path, headers, connection.remote)
             if isinstance(admitted, Reply):
                 return admitted
             if admitted.principal.name or connection.is_billed:
@@ -187,6 +194,9 @@ class Exchange:
             return application.refuse(error.with_traceback(None), path, headers, identifier)
         except Cut as error:
             return application.refuse(Overloaded(str(error)), path, headers, identifier)
+        except CallerPending:
+            late = Unavailable("The credentials can't be checked now.")
+            return application.refuse(late, path, headers, identifier)
         request = Request(
             "GET"
             if http.method == "HEAD"
@@ -280,6 +290,20 @@ async def _in_time(reading: Awaitable[bytes], admitted: Admitted) -> bytes:
         if not bound.expired():
             raise
         raise Overloaded("The deadline passed before the body had arrived.") from bare(error)
+
+
+async def fetched_in_time(pending: CallerPending, timeout_s: float) -> None:
+    """Wait until the credentials can be checked. Raises Unavailable after ``timeout_s``."""
+    bound = asyncio.timeout(timeout_s)
+    try:
+        async with bound:
+            await pending.fetched()
+    except TimeoutError as error:
+        if not bound.expired():
+            raise
+        raise Unavailable("The deadline passed before the credentials were checked.") from bare(
+            error
+        )
 
 
 def _is_old(http: web.BaseRequest) -> bool:

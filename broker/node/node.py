@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING
 
 from broker import logs
 from broker.access.access_records import AccessRecords
-from broker.access.gate import AccessGate, OpenGate, RequiredGate
+from broker.access.configured import required_gate
+from broker.access.gate import AccessGate, OpenGate
+from broker.access.issuer_keys import IssuerKeys
 from broker.access.meter import Meter
 from broker.api.dispatch import Dispatch
 from broker.api.routed import OwnService
@@ -97,6 +99,7 @@ class Node:
         self._tephra: TephraServer | None = None
         self._listening: socket.socket | None = None
         self._access: AccessRecords | None = None
+        self._issuer_keys: IssuerKeys | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -115,8 +118,7 @@ class Node:
                 self._listening.close()
             if self._tephra is not None:
                 await self._tephra.close(0)
-            if self._access is not None:
-                await self._access.close()
+            await self._close_access()
             if self._ground is not None:
                 await self._ground.close()
             raise
@@ -185,7 +187,8 @@ class Node:
         meter = Meter(
             lambda: access.rules().quotas, self.clock, lambda: len(membership.members.nodes)
         )
-        return RequiredGate(access.rules, self.clock.now_ms), meter
+        gate, self._issuer_keys = required_gate(self.config.access, access.rules, self.clock)
+        return gate, meter
 
     def _use_certificates(self) -> None:
         """Let the listeners use the present certificates for new connections."""
@@ -252,11 +255,15 @@ class Node:
             await self._close_topics(
                 self._topics, max(deadline - self.clock.monotonic(), CLOSE_TOPICS_S_MIN)
             )
-        if self._access is not None:
-            await self._access.close()
+        await self._close_access()
         if self._ground is not None:
             await self._ground.close()
         log.info("node stopped")
+
+    async def _close_access(self) -> None:
+        for followed in (self._issuer_keys, self._access):
+            if followed is not None:
+                await followed.close()
 
     async def _close_listeners(self, deadline: float) -> None:
         left_s = max(deadline - self.clock.monotonic(), 0.0)

@@ -157,6 +157,11 @@ class ListenerNode:
             raise NotFound(f"Nothing is at {method} {path}.")
         return Admitted((unquote(path[len(begin) :]),), NO_NAMES, OFFER_S, self._body_bytes_max)
 
+    def timeout_s(self, headers: Mapping[str, str]) -> float:
+        """Return how long a request may take."""
+        del headers
+        return OFFER_S
+
     async def answer(self, found: Any, request: Request) -> Answer:
         """Call a listener, or answer with the list of listeners or the metrics."""
         if found == "/metrics":

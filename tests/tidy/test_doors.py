@@ -17,6 +17,7 @@ ANYWHERE = "broker/*"
 DOORS = {
     "aiohttp": [
         "broker/http/body.py",
+        "broker/http/documents.py",
         "broker/http/drain.py",
         "broker/http/exchange.py",
         "broker/http/inbound.py",
@@ -33,6 +34,7 @@ DOORS = {
     "google_crc32c": ["broker/storage/leveldb/torn_tail.py"],
     "happybase": ["broker/rowlog/*", "chaos/rowlog_worker.py"],
     "httptools": ["broker/http/outbound.py"],
+    "jwt": ["broker/access/json_web_tokens.py"],
     "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],
     "matplotlib": ["chaos/plots.py"],
     "numpy": ["broker/api/messages/arrow.py"],
@@ -63,7 +65,7 @@ DOORS = {
 }
 
 # Packages whose import name differs from their installed name.
-IMPORTED_AS = {"toxiproxy_python": "toxiproxy"}
+IMPORTED_AS = {"PyJWT": "jwt", "toxiproxy_python": "toxiproxy"}
 # Packages of which the product uses a file and imports no module.
 FILES_OF = {"libfaketime": "chaos/clocks.py"}
 # Packages that another package needs for our use of it and does not require itself.
