@@ -27,10 +27,8 @@ class ConfiguredCredentials(NamedTuple):
 def required_gate(
     access: AccessConfig, rules: Callable[[], Rules], clock: Clock
 ) -> tuple[RequiredGate, IssuerKeys | None]:
-    """Return the gate of the mode ``required``, and the open keys of the issuer, which the caller closes."""
+    """Return the gate of the mode ``required``, and the keys of the issuer, for the caller to open."""
     found = configured_credentials(access, clock)
-    if found.keys is not None:
-        found.keys.open()
     return RequiredGate(rules, clock.now_ms, bearers=found.bearers, others=found.others), found.keys
 
 

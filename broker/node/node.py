@@ -24,10 +24,6 @@ from typing import TYPE_CHECKING
 
 from broker import logs
 from broker.access.access_records import AccessRecords
-from broker.access.configured import required_gate
-from broker.access.gate import AccessGate, OpenGate
-from broker.access.issuer_keys import IssuerKeys
-from broker.access.meter import Meter
 from broker.api.dispatch import Dispatch
 from broker.api.routed import OwnService
 from broker.api.router import Router
@@ -37,6 +33,7 @@ from broker.config.sections import AccessMode, Config
 from broker.config.text_forms import is_loopback
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
+from broker.node.callers import Callers, known_callers
 from broker.node.ground import Ground
 from broker.node.servers import configured_servers, open_store
 from broker.node.tls_files import Certificates
@@ -98,8 +95,7 @@ class Node:
         self._server: Server | None = None
         self._tephra: TephraServer | None = None
         self._listening: socket.socket | None = None
-        self._access: AccessRecords | None = None
-        self._issuer_keys: IssuerKeys | None = None
+        self._callers: Callers | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -118,7 +114,8 @@ class Node:
                 self._listening.close()
             if self._tephra is not None:
                 await self._tephra.close(0)
-            await self._close_access()
+            if self._callers is not None:
+                await self._callers.close()
             if self._ground is not None:
                 await self._ground.close()
             raise
@@ -149,7 +146,8 @@ class Node:
         own = OwnService(transactions, routed)
         self._service = service = asked_service(config, self.clock, own)
         access = AccessRecords(ground.records, self.clock)
-        gate, meter = await self._open_gate(ground, access)
+        callers = await known_callers(config.access, access, ground.membership, self.clock)
+        self._callers = callers
         routes = make_routes(
             topics,
             config,
@@ -159,9 +157,11 @@ class Node:
             not_ready=self._not_ready,
             service=service,
             access=access,
-            meter=meter,
+            meter=callers.meter,
         )
-        dispatch = Dispatch(Router(routes), self.metrics, config, gate=gate, meter=meter)
+        dispatch = Dispatch(
+            Router(routes), self.metrics, config, gate=callers.gate, meter=callers.meter
+        )
         server = Server(dispatch, config, self.clock)
         server.tls = ground.certificates.listener
         if config.transactions.thrift_port is not None:
@@ -174,21 +174,6 @@ class Node:
         sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
         self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
         self._announce()
-
-    async def _open_gate(
-        self, ground: Ground, access: AccessRecords
-    ) -> tuple[AccessGate, Meter | None]:
-        """Return the gate of the configured mode, and the meter of quotas."""
-        if self.config.access.access_mode is not AccessMode.REQUIRED:
-            return OpenGate(), None
-        self._access = access
-        await access.open()
-        membership = ground.membership
-        meter = Meter(
-            lambda: access.rules().quotas, self.clock, lambda: len(membership.members.nodes)
-        )
-        gate, self._issuer_keys = required_gate(self.config.access, access.rules, self.clock)
-        return gate, meter
 
     def _use_certificates(self) -> None:
         """Let the listeners use the present certificates for new connections."""
@@ -255,15 +240,11 @@ class Node:
             await self._close_topics(
                 self._topics, max(deadline - self.clock.monotonic(), CLOSE_TOPICS_S_MIN)
             )
-        await self._close_access()
+        if self._callers is not None:
+            await self._callers.close()
         if self._ground is not None:
             await self._ground.close()
         log.info("node stopped")
-
-    async def _close_access(self) -> None:
-        for followed in (self._issuer_keys, self._access):
-            if followed is not None:
-                await followed.close()
 
     async def _close_listeners(self, deadline: float) -> None:
         left_s = max(deadline - self.clock.monotonic(), 0.0)
