@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.access.certificate_names import CertificateCredentials
-from broker.access.credentials import Credentials
+from broker.access.credentials import CredentialKind
 from broker.access.gate import RequiredGate
 from broker.access.issuer_keys import IssuerKeys, fetcher
 from broker.access.rules import Rules
@@ -19,8 +19,8 @@ from broker.errors import Unavailable, install_command
 class ConfiguredCredentials(NamedTuple):
     """The kinds in the header ``Authorization``, the others, and the keys to open and close; None: there is no issuer."""
 
-    bearers: tuple[Credentials, ...] = ()
-    others: tuple[Credentials, ...] = ()
+    bearers: tuple[CredentialKind, ...] = ()
+    others: tuple[CredentialKind, ...] = ()
     keys: IssuerKeys | None = None
 
 
@@ -34,7 +34,7 @@ def required_gate(
 
 def configured_credentials(access: AccessConfig, clock: Clock) -> ConfiguredCredentials:
     """Return the kinds of credentials that the configuration allows. Raises Unavailable: a package is missing."""
-    others: list[Credentials] = []
+    others: list[CredentialKind] = []
     if access.user_header_networks or access.user_header_certificates:
         others.append(
             UserHeader(

@@ -28,7 +28,7 @@ AUTHORIZATION: Final = "Authorization"
 INVALID: Final = "The credentials are not valid, or not valid any more."
 
 
-class Credentials(Protocol):
+class CredentialKind(Protocol):
     """One kind of credentials."""
 
     def principal(self, headers: Mapping[str, str], remote: Remote) -> Principal | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from broker.access.credentials import AUTHORIZATION, INVALID, Credentials, TokenCredentials
+from broker.access.credentials import AUTHORIZATION, INVALID, CredentialKind, TokenCredentials
 from broker.access.grants import ABOUT_TOPICS
 from broker.access.rules import Rules
 from broker.errors import Forbidden, Unauthenticated
@@ -69,8 +69,8 @@ class RequiredGate:
         rules: Callable[[], Rules],
         now_ms: Callable[[], int],
         *,
-        bearers: Iterable[Credentials] = (),
-        others: Iterable[Credentials] = (),
+        bearers: Iterable[CredentialKind] = (),
+        others: Iterable[CredentialKind] = (),
     ) -> None:
         """Decide by ``rules()``, which may raise Unavailable if they are too old.
 
@@ -81,7 +81,7 @@ class RequiredGate:
             others: kinds that count for a request without that header. The first one that it has names its caller.
         """
         self._rules = rules
-        self._bearers: tuple[Credentials, ...] = (TokenCredentials(rules, now_ms), *bearers)
+        self._bearers: tuple[CredentialKind, ...] = (TokenCredentials(rules, now_ms), *bearers)
         self._others = tuple(others)
 
     def identify(self, headers: Mapping[str, str], remote: Remote) -> Principal:
@@ -89,7 +89,7 @@ class RequiredGate:
 
         A request with an ``Authorization`` that no kind knows is refused, whatever else it has.
 
-        Raises Unauthenticated, Unavailable, CallerPending: see ``Credentials``.
+        Raises Unauthenticated, Unavailable, CallerPending: see ``CredentialKind``.
         """
         is_bearer = AUTHORIZATION in headers
         for kind in self._bearers if is_bearer else self._others:

@@ -17,7 +17,7 @@ from broker.coordination.ports import Membership
 
 
 @dataclass(frozen=True)
-class Callers:
+class KnownCallers:
     """The gate and the meter. ``followed`` is what they read again and again."""
 
     gate: AccessGate
@@ -31,13 +31,13 @@ class Callers:
 
 async def known_callers(
     config: AccessConfig, access: AccessRecords, membership: Membership, clock: Clock
-) -> Callers:
+) -> KnownCallers:
     """Return the gate of the configured mode, and the meter of quotas. Raises Unavailable."""
     if config.access_mode is not AccessMode.REQUIRED:
-        return Callers(OpenGate())
+        return KnownCallers(OpenGate())
     gate, keys = required_gate(config, access.rules, clock)
     await access.open()
     if keys is not None:
         keys.open()
     meter = Meter(lambda: access.rules().quotas, clock, lambda: len(membership.members.nodes))
-    return Callers(gate, meter, [access] if keys is None else [access, keys])
+    return KnownCallers(gate, meter, [access] if keys is None else [access, keys])

@@ -33,7 +33,7 @@ from broker.config.sections import AccessMode, Config
 from broker.config.text_forms import is_loopback
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
-from broker.node.callers import Callers, known_callers
+from broker.node.callers import KnownCallers, known_callers
 from broker.node.ground import Ground
 from broker.node.servers import configured_servers, open_store
 from broker.node.tls_files import Certificates
@@ -95,7 +95,7 @@ class Node:
         self._server: Server | None = None
         self._tephra: TephraServer | None = None
         self._listening: socket.socket | None = None
-        self._callers: Callers | None = None
+        self._callers: KnownCallers | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
