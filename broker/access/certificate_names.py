@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.access.credentials import named
+from broker.access.credential_kinds import named
 from broker.config.access_section import CertificateName
 from broker.errors import Unauthenticated
 from broker.http.certificates import PeerCertificate

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.access.certificate_names import CertificateCredentials
-from broker.access.credentials import CredentialKind
+from broker.access.credential_kinds import CredentialKind
 from broker.access.gate import RequiredGate
 from broker.access.issuer_keys import IssuerKeys, fetcher
 from broker.access.rules import Rules

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from broker.access.credentials import AUTHORIZATION, INVALID, CredentialKind, TokenCredentials
+from broker.access.credential_kinds import AUTHORIZATION, INVALID, CredentialKind, TokenCredentials
 from broker.access.grants import ABOUT_TOPICS
 from broker.access.rules import Rules
 from broker.errors import Forbidden, Unauthenticated

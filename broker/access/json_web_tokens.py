@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import jwt
 
-from broker.access.credentials import INVALID, named, secret_of
+from broker.access.credential_kinds import INVALID, named, secret_of
 from broker.access.issuer_keys import IssuerKeys, Jwk
 from broker.config.access_section import AccessConfig
 from broker.errors import Unauthenticated

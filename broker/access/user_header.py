@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from broker.access.credentials import named
+from broker.access.credential_kinds import named
 from broker.http.certificates import PeerCertificate
 from broker.principal import Principal, Remote
 

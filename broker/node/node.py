@@ -33,8 +33,8 @@ from broker.config.sections import AccessMode, Config
 from broker.config.text_forms import is_loopback
 from broker.http.server import Server, listen_at
 from broker.metrics import Metrics
-from broker.node.callers import KnownCallers, known_callers
 from broker.node.ground import Ground
+from broker.node.known_callers import KnownCallers, known_callers
 from broker.node.servers import configured_servers, open_store
 from broker.node.tls_files import Certificates
 from broker.node.transactions import (

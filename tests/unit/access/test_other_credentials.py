@@ -11,7 +11,7 @@ import pytest
 
 from broker.access.access_records import AccessRecords
 from broker.access.certificate_names import CertificateCredentials
-from broker.access.credentials import secret_of
+from broker.access.credential_kinds import secret_of
 from broker.access.gate import RequiredGate
 from broker.access.user_header import UserHeader
 from broker.clock import SystemClock
