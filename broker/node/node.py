@@ -166,7 +166,9 @@ class Node:
         server.tls = ground.certificates.listener
         if config.transactions.thrift_port is not None:
             serving = OwnService(transactions, routed, deadline_s=config.server.request_deadline_s)
-            self._tephra = await serve_tephra(config, serving, server, self.metrics, self.clock)
+            self._tephra = await serve_tephra(
+                config, serving, server, self.metrics, self.clock, callers.gate
+            )
         await server.start(host, port, listening)
         self._server = server
         ground.certificates.on_change(self._use_certificates)

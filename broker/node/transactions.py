@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from broker import logs
+from broker.access.gate import AccessGate
 from broker.api.routed import DEADLINE_S, OwnService
 from broker.client import Client
 from broker.client.outcomes import UNREACHED
@@ -137,6 +138,7 @@ async def serve_tephra(
     listener: Server,
     metrics: Metrics,
     clock: Clock,
+    guard: AccessGate,
 ) -> TephraServer:
     """Listen on the port that the configuration names, with the budgets and the TLS of the node's ``listener``.
 
@@ -157,7 +159,7 @@ async def serve_tephra(
     own = config.transactions
     most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
     bounds = TephraBounds(config.server.request_deadline_s, most, own.transactions_reset_allowed)
-    server = TephraServer(transactions, listener.budgets, metrics, clock, bounds)
+    server = TephraServer(transactions, listener.budgets, metrics, clock, bounds, guard)
     server.tls = listener.tls
     host = config.server.host
     await server.start(host, port, listen_at(host, port))

@@ -29,7 +29,9 @@ from broker import logs
 from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.budget import Account, BudgetKind, Cut, Usage
 from broker.long_work import heavy
+from broker.principal import Remote
 from broker.transactions import tephra_frames as frames
+from broker.transactions.tephra_callers import TephraCaller
 from broker.transactions.tephra_service import TephraAnswer
 from broker.wire import Take
 from broker.wire.thriftskip import Segments
@@ -58,6 +60,8 @@ class TephraConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._account: Account
         self._usage: Usage
+        guard = server.guard
+        self._caller = None if guard is None or guard.is_open else TephraCaller(guard, self._remote)
         self._incoming = frames.Incoming()
         self._behind: list[bytes] = []
         """The bytes behind the current call."""
@@ -181,6 +185,10 @@ class TephraConnection(asyncio.BufferedProtocol):
 
     def _feed(self, data: bytes) -> None:
         """Take bytes that have arrived. Start the next call if its frame is whole."""
+        if self._caller is not None:
+            data = self._credentials(self._caller, data)
+            if not data:
+                return
         try:
             frame, behind = self._incoming.feed(data)
         except frames.NoCall as error:
@@ -196,6 +204,35 @@ class TephraConnection(asyncio.BufferedProtocol):
             self._behind_bytes += len(behind)
         self._task = self._server.loop.create_task(self._answer(frame))
 
+    def _credentials(self, caller: TephraCaller, data: bytes) -> bytes:
+        """Give bytes to SASL. Return those that belong to calls."""
+        size = len(data)
+        try:
+            answer, data, ends = caller.take(data)
+        except frames.NoCall as error:
+            self.refuse(error)
+            return b""
+        self._usage.give(BudgetKind.BODY_BYTES, size - len(data))
+        if self._transport is not None:
+            self._transport.write(answer)
+        if ends:
+            self.close()
+        return data
+
+    def _remote(self) -> Remote:
+        certificate = self._transport and self._transport.get_extra_info("peercert")
+        return Remote(self._client(), certificate or None)
+
+    async def _refusal(self, call: frames.TephraCall) -> TephraAnswer | None:
+        """Return the answer to a call that its caller may not make."""
+        if self._caller is None:
+            return None
+        try:
+            await self._caller.check(call.method)
+        except BrokerError as error:
+            return self._server.service.failed(call, error)
+        return None
+
     async def _answer(self, segments: list[bytearray]) -> None:
         """Answer one call, then start the next one."""
         size = frames.LENGTH_BYTES + sum(map(len, segments))
@@ -210,7 +247,9 @@ class TephraConnection(asyncio.BufferedProtocol):
                 self._usage.give(BudgetKind.BODY_BYTES, size)
                 answer = call
                 if isinstance(call, frames.TephraCall):
-                    answer = await self._server.service.answer(call, self._client())
+                    answer = await self._refusal(call) or await self._server.service.answer(
+                        call, self._client()
+                    )
                     code, kind = answer.code, f"thrift_{call.method}"
                     self._server.metrics.answered(kind, code, monotonic() - began)
             if isinstance(answer, TephraAnswer):

@@ -22,6 +22,7 @@ from broker.http.budget import Budgets
 from broker.http.tls_layer import TlsLayer
 from broker.metrics import Metrics
 from broker.transactions.service_calls import AskedService
+from broker.transactions.tephra_callers import CallGuard
 from broker.transactions.tephra_connection import TephraConnection
 from broker.transactions.tephra_service import TephraBounds, TephraService
 
@@ -51,8 +52,10 @@ class TephraServer:
         metrics: Metrics,
         clock: Clock,
         bounds: TephraBounds = BOUNDS,
+        guard: CallGuard | None = None,
     ) -> None:
-        """Keep the parts. The server does not listen before ``start``."""
+        """Keep the parts; no ``guard``: all callers may do everything. The server does not listen before ``start``."""
+        self.guard = guard
         self.service = TephraService(transactions, clock, bounds)
         self.budgets = budgets
         self.metrics = metrics
