@@ -169,6 +169,10 @@ class Action(enum.StrEnum):
     """Tokens, grants, quotas."""
 
 
+RIGHTS: Final = ["reader", "writer", "owner", "operator", "admin", *Action]
+"""What can be granted: a role, which is a named set of actions (``broker.access.grants``), or an action."""
+
+
 class RepeatEffect(enum.Enum):
     """The effect of repeating a request."""
 

@@ -6,6 +6,8 @@ from typing import Final
 
 from broker.model import POINTER_MAX
 from broker.operations.operation import (
+    RIGHTS,
+    Action,
     Parameter,
     SpanParameter,
     WordParameter,
@@ -14,11 +16,13 @@ from broker.operations.operation import (
     whole,
 )
 from broker.operations.scalars import (
+    Grantee,
     IdPlaceText,
     IdText,
     Positive,
     StageText,
     TopicName,
+    TopicPattern,
     TtlSent,
 )
 from broker.operations.shapes import INTEGER, STRING, Schema, schema_of
@@ -125,18 +129,22 @@ EVENTS_FROM: Final = (
     header("Last-Event-ID", "Resume behind this message. It overrides `from`.", STRING),
 )
 _WHO: Final = Parameter(
-    "who", "A principal, or `group:` and the name of a group.", STRING, required=True
+    "who", "A principal, or `group:` and the name of a group.", schema_of(Grantee), required=True
 )
 GRANT: Final = (
     _WHO,
-    Parameter("what", "A role or an action.", STRING, required=True),
-    Parameter("pattern", "`*`, `NAMESPACE/*` or `NAMESPACE/TOPIC`. Absent: `*`.", STRING),
+    Parameter("what", "A role or an action.", {"type": "string", "enum": RIGHTS}, required=True),
+    Parameter(
+        "pattern", "`*`, `NAMESPACE/*` or `NAMESPACE/TOPIC`. Absent: `*`.", schema_of(TopicPattern)
+    ),
     Parameter("force", "`true`: revoke it although no administrator is left.", {"type": "boolean"}),
 )
 DECISION: Final = (
     _WHO,
-    Parameter("action", "An action.", STRING, required=True),
-    Parameter("topic", "`NAMESPACE/TOPIC`. Absent: the action is about no topic.", STRING),
+    Parameter("action", "An action.", {"type": "string", "enum": [*Action]}, required=True),
+    Parameter(
+        "topic", "`NAMESPACE/TOPIC`. Absent: the action is about no topic.", schema_of(TopicName)
+    ),
 )
 TRANSACTION_LIMIT: Final = whole("limit", "How many transactions to list.", 0, 10_000, 100)
 BLOCKER_LIMIT: Final = whole("limit", "How many transactions to look for.", 1, 100, 10)

@@ -30,6 +30,21 @@ IdText = Annotated[str, Rule(pattern="^[0-9a-f]{40}$", says="a message id of 40 
 IdPlaceText = Annotated[str, Rule(pattern="^[0-9a-fA-F]{40}(@[0-9]{1,10})?$")]
 """A message id, and perhaps the generation of the topic to which it belongs."""
 CursorName = Annotated[str, Rule(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+PrincipalName = Annotated[str, Rule(pattern="^(?!group:)[a-zA-Z0-9_.@:/|+-]{1,128}$")]
+Grantee = Annotated[
+    str,
+    Rule(
+        pattern="^(group:)?[a-zA-Z0-9_.@:/|+-]{1,128}$",
+        description="A principal, or `group:` and the name of a group.",
+    ),
+]
+TopicPattern = Annotated[
+    str,
+    Rule(
+        pattern=r"^(\*|[a-zA-Z0-9_]+/(\*|[a-zA-Z0-9_-]+))$",
+        description="`*`, `NAMESPACE/*` or `NAMESPACE/TOPIC`. Absent: `*`.",
+    ),
+]
 TopicName = Annotated[str, Rule(pattern="^[a-zA-Z0-9_]+/[a-zA-Z0-9_-]+$")]
 StageText = Annotated[
     str,

@@ -6,18 +6,23 @@ from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from broker.operations.operation import RIGHTS
 from broker.operations.scalars import (
+    TTL_MAX_S,
     Base64,
     CodePoints,
+    Grantee,
     IdPlaceText,
     IdText,
     Instance,
     Int32Positive,
     Int64,
     LongSent,
+    PrincipalName,
     ShownBytes,
     SnapshotSent,
     StageText,
+    TopicPattern,
     TransactionType,
     TtlSent,
 )
@@ -55,16 +60,18 @@ QuotaSent = TypedDict("QuotaSent", {"limits": QuotaLimits})
 
 
 class TokenSent(TypedDict):
-    principal: Annotated[str, Rule(description="The name of the caller that will have the token.")]
-    expires_s: NotRequired[Annotated[int, Rule(minimum=1, description="Its life. Absent: no end.")]]
+    principal: PrincipalName
+    expires_s: NotRequired[
+        Annotated[int, Rule(minimum=1, maximum=TTL_MAX_S, description="Its life. Absent: no end.")]
+    ]
 
 
 class GrantSent(TypedDict):
-    who: Annotated[str, Rule(description="A principal, or `group:` and the name of a group.")]
-    what: Annotated[str, Rule(description="A role or an action.")]
-    pattern: NotRequired[
-        Annotated[str, Rule(description="`*`, `NAMESPACE/*` or `NAMESPACE/TOPIC`. Absent: `*`.")]
+    who: Grantee
+    what: Annotated[
+        str, Rule(enum=RIGHTS, description="A role or an action.", says="a role or an action")
     ]
+    pattern: NotRequired[TopicPattern]
 
 
 # --- Messages -------------------------------------------------------------------------------------

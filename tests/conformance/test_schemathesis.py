@@ -68,12 +68,13 @@ NEEDS_KNOWLEDGE = {
     "delete_topic",
     "pin",
     "purge",
+    "revoke_token",
     "rollback",
     "show_cursor",
     "show_transaction",
     "store",
 }
-"""Operations that need values which no document can give: a live transaction, a snapshot's bytes, a topic, a node."""
+"""Operations that need values which no document can give: a live transaction, a snapshot's bytes, a topic, a token, a node."""
 KNOWN = {"namespace": "default", "topic": "t", "node": "1"}
 CHECKS = [
     allow_header_conformance,

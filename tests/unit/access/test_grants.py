@@ -14,7 +14,7 @@ from broker.clock import SystemClock
 from broker.errors import BadRequest, Forbidden, NotFound, TopicNotFound, Unauthenticated
 from broker.http.request import NO_NAMES, PathNames
 from broker.model import TopicId
-from broker.operations.operation import Action
+from broker.operations.operation import RIGHTS, Action
 from broker.principal import ANYONE, NOWHERE, Principal
 from tests.kit.serving import Broker, in_memory
 
@@ -44,6 +44,10 @@ def test_only_the_actions_of_a_role_are_allowed(action: Action, role: str) -> No
     assert (grants.decide(ann, action, TOPIC) is not None) is (action in ROLES[role])
     assert grants.decide(Principal("bob"), action, TOPIC) is None
     assert grants.decide(ANYONE, action, TOPIC) is None
+
+
+def test_each_role_can_be_granted() -> None:
+    assert [*ROLES, *Action] == RIGHTS
 
 
 def test_a_group_has_grants_too() -> None:

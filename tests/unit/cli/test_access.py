@@ -59,7 +59,7 @@ def test_a_check_names_the_grant_that_decides(
     assert "denied" in "".join(running(capsys, *check)[1:])
     code, _, err = running(capsys, "access", "grant", "billing", "king")
     assert code == 1
-    assert "neither a role nor an action" in err
+    assert "what: must be a role or an action" in err
 
 
 def test_the_last_administrator_is_not_revoked_by_accident(
