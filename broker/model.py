@@ -228,6 +228,10 @@ class TransactionUse(enum.StrEnum):
     REFUSED = "refused"
 
 
+CHAIN: Final = "chain"
+"""The property that gives a topic's log a hash chain. An update never takes it away."""
+
+
 class Topic(NamedTuple):
     """A topic, from its record.
 
@@ -246,6 +250,11 @@ class Topic(NamedTuple):
     def ttl_ms(self) -> int:
         """How long a message lives from its publication, in ms."""
         return self.ttl_s * 1000
+
+    @property
+    def is_chained(self) -> bool:
+        """True if the topic's log has a hash chain, or is about to begin one."""
+        return CHAIN in self.properties
 
 
 class PublishRequest(NamedTuple):

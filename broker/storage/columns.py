@@ -5,6 +5,8 @@
     e | last id | kind [| write pointer]                kind: the flags pointer, life, reference
     e | last id | kind | write pointer | x              the ranges of ids of that entry that were rolled back
 
+    c | pointer | number                                a record of the hash chain (hashchain.py)
+
 So the first column at or above ``e`` + X holds the first message at or above X. A rollback finds a
 transaction's entries without reading their values. The ``x`` cell follows its entry directly, so one read
 returns both.
@@ -25,6 +27,10 @@ JUDGED: Final = POINTER | LIFE | REFERENCE
 _NUMBER = struct.Struct(">q")
 _ENTRIES = b"e"
 ENTRIES_END: Final = _ENTRIES + b"\xff" * (LOG_KEY_BYTES + 10)
+RECORDS: Final = b"c"
+"""The first byte of the columns of records. They sort before all entries, so no reader of entries meets them."""
+_RECORD_NUMBER = struct.Struct(">Q")
+RECORD_COLUMN_BYTES: Final = 1 + LOG_KEY_BYTES + _RECORD_NUMBER.size
 ROLLED: Final = b"x"
 """The last byte of the column of an ``x`` cell."""
 _PLAIN = 0x30
@@ -67,6 +73,26 @@ def flags_of(column: bytes) -> int:
 def has_life(column: bytes) -> bool:
     """True if an entry has a lifetime of its own, by its column."""
     return not is_rolled_column(column) and bool(flags_of(column) & LIFE)
+
+
+def record_column(pointer: LogKey, number: int) -> bytes:
+    """Return the column of a record that follows the entry at ``pointer``."""
+    return RECORDS + pointer + _RECORD_NUMBER.pack(number)
+
+
+def is_record_column(column: bytes) -> bool:
+    """True if a column is that of a record of the hash chain."""
+    return column.startswith(RECORDS)
+
+
+def record_place(column: bytes) -> tuple[LogKey, int]:
+    """Return the pointer and the number in a record's column."""
+    return last_of(column), int.from_bytes(column[1 + LOG_KEY_BYTES :], "big")
+
+
+def is_entry_column(column: bytes) -> bool:
+    """True if a column is that of an entry."""
+    return column.startswith(_ENTRIES) and not is_rolled_column(column)
 
 
 def rolled_column(column: bytes) -> bytes:

@@ -13,7 +13,8 @@
 The epoch counts the claims of a topic. Ten claims a second would fill its 4 bytes in 13 years.
 An entry has at most 16 KiB of items and attributes, or one message. Its format is 1, or 2 with attributes. Messages with a write pointer, a lifetime or a reference have entries
 of their own, so a reader decides once for all messages of an entry.
-An entry does not change. When its lifetime ends, a **stub** replaces it: its header without messages. In a
+An entry does not change. When its lifetime ends, a **stub** replaces it: its header without messages. In a log with
+a hash chain its format is 3, and it ends with the hash of what it replaced (hashchain.py). In a
 page that takes no more appends, one larger entry replaces several small ones (page_packer.py).
 
 Items of a payload log lack the reference's half of the id, because it is not known when they are written.
@@ -42,6 +43,8 @@ FORMAT: Final = 1
 """The format of entries without attributes."""
 FORMAT_ATTRIBUTED: Final = 2
 """The format of entries with attributes. A change of the encoding takes new numbers."""
+FORMAT_STUB_HASHED: Final = 3
+"""The format of stubs that have the hash of the entry that they replaced."""
 ENTRY_BYTES_MAX: Final = 16 * 1024
 """The most bytes of items and attributes in an entry of more than one message."""
 VIEWED_BYTES_MIN: Final = 64 * 1024
@@ -52,6 +55,8 @@ _ATTRIBUTED = 32
 """Only stored values have this flag. An entry in memory has ``attributed`` instead."""
 
 _FIXED = struct.Struct(f">BBI{LOG_KEY_BYTES}sH")
+FIXED_BYTES: Final = _FIXED.size
+DIGEST_BYTES: Final = 32
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
 _SIZE = struct.Struct(">I")
@@ -95,6 +100,7 @@ class Entry:
         "_starts",
         "attributed",
         "count",
+        "digest",
         "epoch",
         "first",
         "flags",
@@ -122,12 +128,14 @@ class Entry:
         number: int | None = None,
         marks: Sequence[Mark] = (),
         attributed: bytes = b"",
+        digest: bytes = b"",
     ) -> None:
         """Keep the parts.
 
         ``starts``: the offset of each item in ``items``, as numbers or in the stored bytes.
         ``items`` may be a view if the entry has one message.
         ``attributed``: the attributes of messages that have any, in their stored form.
+        ``digest``: of a stub in a hash chain, the hash of the content that it replaced.
         """
         self.flags = flags
         self.epoch = epoch
@@ -140,6 +148,7 @@ class Entry:
         self.number = number
         self.marks = marks
         self.attributed = attributed
+        self.digest = digest
         self.rolled: tuple[Range, ...] = ()
         self._starts = starts
         self._id_at = 0 if flags & STORED else 1
@@ -470,21 +479,33 @@ def _starts_between(ends: Sequence[int], first: int, stop: int) -> Sequence[int]
     return [0, *(end - at for end in ends[first : stop - 1])]
 
 
-def encode_count(messages: int) -> bytes:
-    """Return the payload of a reference's own message: how many messages it stands for."""
-    return _NUMBER.pack(messages)
+def encode_count(messages: int, chain: bytes = b"") -> bytes:
+    """Return the payload of a reference's own message: how many messages it stands for.
+
+    ``chain``: the hash at the end of the payload log, if that has a hash chain.
+    """
+    return _NUMBER.pack(messages) + chain
 
 
 def messages_of(entry: Entry) -> int:
     """Return how many messages an entry stands for. A reference stands for those of its payload log."""
     if entry.is_reference and not entry.is_stub:
-        (count,) = _NUMBER.unpack(entry.payload(0))
+        (count,) = _NUMBER.unpack_from(entry.payload(0))
         return int(count)
     return entry.count
 
 
-def stub_of(entry: Entry) -> Entry:
-    """Return the stub of an entry: it replaces the entry when the lifetime of its messages has ended."""
+def payload_chain(entry: Entry) -> bytes:
+    """Return the hash at the end of a reference's payload log; b"" if that has no hash chain."""
+    chain = entry.payload(0)[_NUMBER.size :]
+    return chain if len(chain) == DIGEST_BYTES else b""
+
+
+def stub_of(entry: Entry, digest: bytes = b"") -> Entry:
+    """Return the stub of an entry: it replaces the entry when the lifetime of its messages has ended.
+
+    ``digest``: the hash of the entry's content, in a log with a hash chain.
+    """
     return Entry(
         entry.flags | STUB,
         entry.epoch,
@@ -497,6 +518,7 @@ def stub_of(entry: Entry) -> Entry:
         lifetime_ms=entry.lifetime_ms,
         number=entry.number,
         marks=entry.marks,
+        digest=digest,
     )
 
 
@@ -505,6 +527,8 @@ def encode(entry: Entry) -> bytes:
     form, flags = FORMAT, entry.flags
     if entry.attributed:
         form, flags = FORMAT_ATTRIBUTED, flags | _ATTRIBUTED
+    elif entry.digest:
+        form = FORMAT_STUB_HASHED
     parts = [_FIXED.pack(form, flags, entry.epoch, entry.last, entry.count)]
     parts += [
         _NUMBER.pack(number)
@@ -515,7 +539,7 @@ def encode(entry: Entry) -> bytes:
     parts += [_MARK.pack(*mark) for mark in entry.marks]
     if entry.attributed:
         parts += (_SIZE.pack(len(entry.attributed)), entry.attributed)
-    parts.append(entry.first if entry.is_stub else _packed(entry.starts[1:]))
+    parts.append(entry.first + entry.digest if entry.is_stub else _packed(entry.starts[1:]))
     lead = b"".join(parts)
     return b"".join((lead, entry.items, _CRC.pack(zlib.crc32(entry.items, zlib.crc32(lead)))))
 
@@ -549,10 +573,11 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
     if not is_checked and zlib.crc32(value) != WHOLE:
         raise StorageCorrupt("an entry fails its checksum")
     form, flags, epoch, last, count = _FIXED.unpack_from(value)
-    if form != (FORMAT_ATTRIBUTED if flags & _ATTRIBUTED else FORMAT):
+    is_hashed_stub = form == FORMAT_STUB_HASHED and flags & STUB and not flags & _ATTRIBUTED
+    if form != (FORMAT_ATTRIBUTED if flags & _ATTRIBUTED else FORMAT) and not is_hashed_stub:
         raise StorageCorrupt(
             f"an entry has format {form} and flags {flags}; "
-            f"this release reads {FORMAT}, and {FORMAT_ATTRIBUTED} with attributes"
+            f"this release reads {FORMAT}, {FORMAT_ATTRIBUTED} with attributes, and stubs of {FORMAT_STUB_HASHED}"
         )
     at = _FIXED.size
     numbers: list[int | None] = [None, None, None]
@@ -592,4 +617,5 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
         number=numbers[2],
         marks=marks,
         attributed=attributed,
+        digest=value[at + LOG_KEY_BYTES : body_end] if is_hashed_stub else b"",
     )

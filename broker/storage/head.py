@@ -18,7 +18,8 @@ A page's key holds an id at or below all ids in it. A leader's change expects ex
 confirmed last, and each new head has a new **token**. So a change that arrives late, or twice, fails.
 
 ``total`` (messages) and ``bytes`` (of payloads) count the whole log up to ``pointer``, with pages that are
-gone. ``cells`` and ``size`` count this page only.
+gone. ``cells`` and ``size`` count this page only. In a log with a hash chain (hashchain.py) the head also has
+two hashes; its format is then 2.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, LogKey, log_key_after
 
 FORMAT: Final = 1
 """Raised with every change of the encoding; tests keep heads of each older one."""
+FORMAT_CHAINED: Final = 2
+"""The format of heads with hashes. Heads without hashes keep format 1."""
+HASH_BYTES: Final = 32
+Hash = bytes
 TOKEN_BYTES: Final = 12
 """The hold's nonce (8 bytes) and the number of the change (4 bytes)."""
 
@@ -52,7 +57,7 @@ class PageState(enum.IntEnum):
     PACKED = 5
 
 
-_SEALED: Final = frozenset({PageState.SEALED, PageState.PACKED})
+SEALED_STATES: Final = frozenset({PageState.SEALED, PageState.PACKED})
 
 
 class Head(NamedTuple):
@@ -60,7 +65,8 @@ class Head(NamedTuple):
 
     ``owner`` names the node that writes the page; it is "" after a handoff. ``marked``: marks of ids up to
     this one are on disk. ``first_end_ms``: when the first lifetime of an entry in this page ends; NO_END if
-    no entry has one. ``prev``: the key of the page before; LOG_KEY_MIN for a first page.
+    no entry has one. ``prev``: the key of the page before; LOG_KEY_MIN for a first page. ``before`` and
+    ``chain``: the hashes at the end of the page before, and at ``pointer``; b"" in a log without a hash chain.
     """
 
     epoch: int
@@ -76,6 +82,8 @@ class Head(NamedTuple):
     prev: LogKey = LOG_KEY_MIN
     cells: int = 0
     size: int = 0
+    before: Hash = b""
+    chain: Hash = b""
 
     @property
     def next(self) -> LogKey:
@@ -85,7 +93,7 @@ class Head(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """True if the log goes on at ``next``."""
-        return self.state in _SEALED
+        return self.state in SEALED_STATES
 
     @property
     def is_open(self) -> bool:
@@ -95,9 +103,10 @@ class Head(NamedTuple):
 
 def encode(head: Head) -> bytes:
     """Encode a head. Equal heads must give equal bytes, because the table compares them."""
+    hashes = head.before + head.chain
     body = (
         _FIXED.pack(
-            FORMAT,
+            FORMAT_CHAINED if hashes else FORMAT,
             head.state,
             head.epoch,
             head.token,
@@ -111,6 +120,7 @@ def encode(head: Head) -> bytes:
             head.cells,
             head.size,
         )
+        + hashes
         + head.owner.encode()
     )
     return body + _CRC.pack(zlib.crc32(body))
@@ -121,14 +131,20 @@ def decode(value: bytes) -> Head:
     body = value[: -_CRC.size]
     if len(body) < _FIXED.size or value[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
         raise StorageCorrupt("the head of a page fails its checksum")
-    if body[0] != FORMAT:
-        raise StorageCorrupt(f"a page has format {body[0]}; this release reads {FORMAT}")
+    at, before, chain = _FIXED.size, b"", b""
+    if body[0] == FORMAT_CHAINED and len(body) >= at + 2 * HASH_BYTES:
+        before, chain = body[at : at + HASH_BYTES], body[at + HASH_BYTES : at + 2 * HASH_BYTES]
+        at += 2 * HASH_BYTES
+    elif body[0] != FORMAT:
+        raise StorageCorrupt(
+            f"a page has format {body[0]}; this release reads {FORMAT} and {FORMAT_CHAINED}"
+        )
     (_, state, epoch, token, pointer, total, size_all, edits, marked, end_ms, prev, cells, size) = (
         _FIXED.unpack_from(body)
     )
     return Head(
         epoch=epoch,
-        owner=body[_FIXED.size :].decode(),
+        owner=body[at:].decode(),
         token=token,
         pointer=pointer,
         state=PageState(state),
@@ -140,6 +156,8 @@ def decode(value: bytes) -> Head:
         prev=prev,
         cells=cells,
         size=size,
+        before=before,
+        chain=chain,
     )
 
 
@@ -159,6 +177,7 @@ def following(before: Head, key: LogKey, epoch: int, owner: str, token: bytes) -
         prev=key,
         cells=0,
         size=0,
+        before=before.chain,
     )
 
 

@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import BrokerError, OutcomeUnknown, Unavailable
+from broker.long_work import ASIDE_BYTES_MIN, aside
 from broker.model import LOG_KEY_MIN, LogKey
 from broker.storage import entry as entries
+from broker.storage import hashchain
 from broker.storage import head as heads
 from broker.storage.columns import (
     ENTRIES_END,
@@ -26,6 +28,7 @@ from broker.storage.columns import (
     rolled_column,
     up_to,
 )
+from broker.storage.hashchain import Kind, Record
 from broker.storage.head import Head, PageState
 from broker.storage.keys import page_key
 from broker.storage.ownchain import OwnChain
@@ -83,11 +86,14 @@ class LogHold(OwnChain):
         self._must_go_on()
         last = min(last, self.pointer)
         pages = await self.chain(first, last)
+        number = None
         try:
             for page, _ in pages:
                 for part in await self._slices(page, pointer, first, last):
+                    if number is None:
+                        number = await self._announce(Record(Kind.ROLL, first, last, 0, (pointer,)))
                     await self._roll_back(page, part)
-            await self._last_change()
+            await self._last_change(number)
         except BrokerError as error:
             raise OutcomeUnknown(f"Part of the rollback may be missing: {error}") from error
 
@@ -129,11 +135,28 @@ class LogHold(OwnChain):
 
         await self._change_sealed(page, edit)
 
-    async def _last_change(self) -> None:
-        """Change the own head, always: success shows that this node led until all other changes were done."""
+    async def _announce(self, record: Record) -> int | None:
+        """Record an edit before its first change, if the log has a hash chain. Return the record's number.
+
+        A chain that begins after this call lies behind every entry that the edit changes.
+        """
+        if not self.is_chained:
+            return None
         async with self._exclusive_turn():
             self._must_go_on()
-            await self._change_own_head({}, edits=self.head.edits + 1)
+            return await self._record(record)
+
+    async def _last_change(self, number: int | None = None) -> None:
+        """Change the own head, always: success shows that this node led until all other changes were done.
+
+        ``number``: the record of the edit that is done now.
+        """
+        async with self._exclusive_turn():
+            self._must_go_on()
+            if number is None:
+                await self._change_own_head({}, edits=self.head.edits + 1)
+            else:
+                await self._record(Record(Kind.DONE, of=number))
 
     async def _change_sealed(self, page: LogKey, edit: Edit) -> None:
         """Change cells of a sealed page, expecting its head as read. A page that is gone is not changed.
@@ -201,9 +224,17 @@ class LogHold(OwnChain):
             return PageInversion(last=head.pointer)
         invalid = [column for column, pointer in pointers.items() if is_invalid(pointer)]
         targets = await self._to_invert(page, invalid, set(columns))
+        number = None
+        if targets:
+            inverted = tuple(sorted({pointers[column] for column in targets}))
+            number = await self._announce(
+                Record(Kind.ROLL, page, last_of(targets[-1]), 0, inverted)
+            )
         for at in range(0, len(targets), ROLLED_AT_ONCE):
             some = targets[at : at + ROLLED_AT_ONCE]
             await self._roll_back(page, _Slice(page, last_of(some[-1]), some))
+        if number is not None:
+            await self._last_change(number)
         low, high = min(pointers.values()), max(pointers.values())
         return PageInversion(
             low, high, frozenset(pointers[column] for column in targets), head.pointer
@@ -252,6 +283,7 @@ class LogHold(OwnChain):
         if not self.root.floor < floor <= self.page:
             return
         await self.marks.flush()
+        await self._announce(Record(Kind.FLOOR, floor))
         await self._raise_root(floor=floor)
 
     async def note_gone(self, gone: LogKey) -> None:
@@ -332,7 +364,8 @@ class LogHold(OwnChain):
                 if entry.is_stub or (ends_ms := entry.end_ms) is None:
                     continue
                 if ends_ms < before_ms:
-                    stubs[column] = entries.encode(entries.stub_of(entry))
+                    digest = await _digest(value) if head.chain else b""
+                    stubs[column] = entries.encode(entries.stub_of(entry, digest))
                 else:
                     end_ms = min(end_ms, ends_ms)
         return stubs, end_ms
@@ -378,6 +411,12 @@ class LogHold(OwnChain):
         finally:
             self.end()
         return True
+
+
+async def _digest(value: bytes) -> bytes:
+    if len(value) < ASIDE_BYTES_MIN:
+        return hashchain.content_hash(value)
+    return await aside(lambda: hashchain.content_hash(value))
 
 
 def rolled_targets(columns: Sequence[bytes], pointer: int, last: LogKey) -> list[bytes]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NoReturn, TypeVar
@@ -27,9 +27,11 @@ from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Una
 from broker.long_work import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.model import LogKey
 from broker.storage import entry as entries
+from broker.storage import hashchain
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Entry
+from broker.storage.hashchain import Kind, Record
 from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of
 from broker.storage.marks import Marks
@@ -128,14 +130,15 @@ class OwnPage:
         try:
             self._must_go_on()
             size = sum([len(entry.items) for entry in added])
+            build = partial(_built, added, is_chained=self.is_chained)
             if size >= ASIDE_BYTES_MIN or len(added) >= ASIDE_ITEMS_MIN:
-                cells = await aside(partial(_cells, added))
+                cells, links = await aside(build)
                 self._must_go_on()
             else:
-                cells = _cells(added)
+                cells, links = build()
             if self.marks.lags:
                 await self._marks_kept_up()
-            new = self._appended(added, messages, payload_bytes)
+            new = self._appended(added, messages, payload_bytes, links)
         except BaseException:
             self._turn.release()
             raise
@@ -152,7 +155,9 @@ class OwnPage:
             if self._rolling is None:
                 self._turn.release()
 
-    def _appended(self, added: Sequence[Entry], messages: int, payload_bytes: int) -> Head:
+    def _appended(
+        self, added: Sequence[Entry], messages: int, payload_bytes: int, links: Sequence[bytes]
+    ) -> Head:
         head = self._newest
         assert head.is_open, "a sealed page takes nothing"
         assert added[0].first > head.pointer, "ids rise"
@@ -178,6 +183,8 @@ class OwnPage:
             prev=head.prev,
             cells=min(cells, 0xFFFF),
             size=min(size, 0xFFFFFFFF),
+            before=head.before,
+            chain=hashchain.extended(head.chain, links),
         )
 
     async def _change_page(
@@ -227,6 +234,44 @@ class OwnPage:
         ):
             self._fenced()
         self.head = self._newest = new
+
+    # The hash chain (rule 16).
+
+    @property
+    def is_chained(self) -> bool:
+        """True if the log has a hash chain."""
+        return bool(self.head.chain)
+
+    async def begin_chain(self) -> None:
+        """Begin the log's hash chain behind the pointer. If it has one, this is a no-op: a chain has no end.
+
+        Raises:
+            Unavailable: nothing was done.
+            Fenced, OutcomeUnknown: the hold is done.
+        """
+        async with self._exclusive_turn():
+            self._must_go_on()
+            if not self.is_chained:
+                start = hashchain.genesis(self.log)
+                await self._record(Record(Kind.BEGIN, first=self.root.floor), before=start)
+
+    async def _record(
+        self, record: Record, puts: Mapping[bytes, bytes] | None = None, *, before: bytes = b""
+    ) -> int:
+        """Put a record into the chain, in one change of the own head. Return its number.
+
+        The caller has the page to itself. ``before``: the genesis, if the record begins the chain.
+        """
+        head, number = self.head, self.head.edits + 1
+        cell = hashchain.cell_of(head.pointer, number, record)
+        await self._change_own_head(
+            {**(puts or {}), cell.column: cell.value},
+            edits=number,
+            size=min(head.size + cell.size, 0xFFFFFFFF),
+            before=before or head.before,
+            chain=hashchain.recorded(before or head.chain, cell),
+        )
+        return number
 
     @asynccontextmanager
     async def _exclusive_turn(self) -> AsyncIterator[None]:
@@ -380,5 +425,9 @@ class OwnPage:
         raise Fenced(f"Another node leads topic '{self.log.topic}'.")
 
 
-def _cells(added: Sequence[Entry]) -> dict[bytes, bytes]:
-    return {entry.column: entries.encode(entry) for entry in added}
+def _built(
+    added: Sequence[Entry], *, is_chained: bool
+) -> tuple[dict[bytes, bytes], Sequence[bytes]]:
+    """Return the cells of entries, and their links if the log has a hash chain."""
+    cells = {entry.column: entries.encode(entry) for entry in added}
+    return cells, hashchain.links_of(added, cells.values()) if is_chained else ()

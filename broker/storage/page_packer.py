@@ -94,8 +94,8 @@ async def pack(resolver: Resolver, tokens: Tokens, log: LogId, page: bytes) -> b
     space, row = space_of(log), page_key(log, page)
     cell = await resolver.head(space, row)
     head = None if cell is None else heads.decode(cell.value)
-    if cell is None or head is None or head.state is not PageState.SEALED:
-        return False
+    if cell is None or head is None or head.state is not PageState.SEALED or head.chain:
+        return False  # A hash chain is over the entries as they were appended (rule 16).
     packed, last, pace = Packed(), b"", Pace()
     async for column, value in walk.cells(resolver, space, row):
         packed.take(column, value)

@@ -13,10 +13,18 @@ from typing import Final, NamedTuple
 from broker.errors import BadRequest, StorageCorrupt
 from broker.model import LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage import entry as entries
+from broker.storage import hashchain
 from broker.storage.attributed import unpack
-from broker.storage.columns import column_from, is_rolled_column, last_of
+from broker.storage.columns import (
+    RECORD_COLUMN_BYTES,
+    column_from,
+    is_record_column,
+    is_rolled_column,
+    last_of,
+    record_place,
+)
 from broker.storage.entry import STORED, Entry, Mark, messages_of
-from broker.storage.head import NO_END, Head, PageState
+from broker.storage.head import HASH_BYTES, NO_END, Head, PageState
 from broker.storage.keys import LogId
 from broker.storage.report import StoreProblem
 from broker.wire import attributes
@@ -119,6 +127,9 @@ class PageCheck:
     def take(self, column: bytes, value: bytes) -> None:
         """Check a cell."""
         self.bytes += len(column) + len(value)
+        if len(column) == RECORD_COLUMN_BYTES and is_record_column(column):
+            self._take_record(column, value)
+            return
         if not column.startswith(b"e") or len(column) < len(column_from(LOG_KEY_MIN)) + 1:
             self.wrong(f"there is no column {column.hex()}")
             return
@@ -135,6 +146,16 @@ class PageCheck:
             self._last = last
             self.entries += not is_rolled_column(column)
             self.wrong(str(error), at=last)
+
+    def _take_record(self, column: bytes, value: bytes) -> None:
+        pointer, number = record_place(column)
+        if self._may_grow and number > self._head.edits:
+            return
+        try:
+            hashchain.decode(value)
+        except StorageCorrupt as error:
+            self.wrong(error.message, at=pointer)
+        self._size += len(column) + len(value)
 
     def _take_rolled(self, column: bytes, value: bytes, last: LogKey) -> None:
         ranges = entries.decode_rolled(value)
@@ -193,7 +214,7 @@ class PageCheck:
         self._size += entry.stored_bytes
         if entry.is_reference:
             self.references.append(entry)
-            if len(entry.payload(0)) != len(entries.encode_count(0)):
+            if len(entry.payload(0)) - len(entries.encode_count(0)) not in {0, HASH_BYTES}:
                 self._has_unreadable = True
                 self.wrong("it does not hold how many messages it stands for", at=entry.last)
                 return

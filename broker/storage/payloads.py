@@ -84,7 +84,10 @@ class PayloadLogs:
                 if tail.is_closed:
                     closed = root or Root(log.generation, RootState.OPEN)
                     raise LogClosed(closed._replace(state=RootState.SEALED))
-                return await self._logs.take(log, root, value, tail, self._owner, topic.epoch)
+                hold = await self._logs.take(log, root, value, tail, self._owner, topic.epoch)
+                if topic.is_chained and not hold.head.total:
+                    await hold.begin_chain()
+                return hold
             await pauses.again()
 
     async def seal(self, topic: LogHold, number: int) -> Sealed:

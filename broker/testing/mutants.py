@@ -24,6 +24,7 @@ from broker.storage import log as log_module
 from broker.storage import log_reader, page_entries, resolve, sweep
 from broker.storage import root as roots
 from broker.storage.entry import Entry, encode
+from broker.storage.hashchain import links_of
 from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
@@ -95,8 +96,9 @@ def _seal_before_make(_: Any) -> Any:
             self._must_go_on()
             if self.marks.lags:
                 await self._marks_kept_up()
-            new = self._appended(added, messages, payload_bytes)
             cells = {entry.column: encode(entry) for entry in added}
+            links = links_of(added, cells.values()) if self.is_chained else ()
+            new = self._appended(added, messages, payload_bytes, links)
             await self._change_page(new._replace(state=PageState.OPEN), cells, added)
             if new.is_sealed and not self.done:
                 try:

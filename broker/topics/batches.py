@@ -86,9 +86,9 @@ def _own_entries(write: Write, ids: list[LogKey], epoch: int, *, is_stored: bool
             )
             start = stop
         return added
-    for key, (number, messages) in zip(ids, write.references, strict=True):
+    for key, (number, messages, digest) in zip(ids, write.references, strict=True):
         reference = shared._replace(number=number)
-        added += entries_of(epoch, [key], [encode_count(messages)], reference)
+        added += entries_of(epoch, [key], [encode_count(messages, digest)], reference)
     return added
 
 

@@ -245,6 +245,8 @@ class Leaders:
 
     async def _claimed(self, state: TopicState, deadline: float) -> TopicLeader:
         found, hold = await self.claims.claimed(state.id, deadline)
+        if found.is_chained:
+            await hold.begin_chain()
         refused = partial(refused_below, self.registry.records, state.id)
         leader = TopicLeader(found, hold, self.around, state.wake, self._leader_ended, refused)
         if any(write.pointer is not None for write in state.carried):

@@ -142,8 +142,12 @@ class References:
         for number in numbers:
             if number < 0 and self._is_over(number):
                 raise too_old(number)
-        totals = [0 if each.tail is None else each.tail.total for each in sealed]
-        write.refer(list(zip(numbers, totals, strict=True)))
+        write.refer(
+            [
+                (number, 0 if tail is None else tail.total, b"" if tail is None else tail.chain)
+                for number, (_, tail, _) in zip(numbers, sealed, strict=True)
+            ]
+        )
         published = await self._messages.write(write)
         self._note_later(numbers, write.ids)
         return published

@@ -30,7 +30,7 @@ from broker.errors import (
     TopicRecreated,
     UnavailableError,
 )
-from broker.model import Topic, TopicId, TransactionUse
+from broker.model import CHAIN, Topic, TopicId, TransactionUse
 from broker.storage.keys import GENERATION_MAX, topic_prefix
 from broker.storage.records import RecordStore
 from broker.topics import reserved
@@ -184,7 +184,7 @@ class TopicRegistry:
         return (await self._write(topic, created)).topic(topic)
 
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Replace the properties of a live topic. If they are the same already, write nothing.
+        """Replace the properties of a live topic, but keep its chain. If they are the same already, write nothing.
 
         Raises:
             TopicNotFound: there is no such topic.
@@ -194,7 +194,8 @@ class TopicRegistry:
         def updated(record: TopicRecord | None) -> TopicRecord:
             if record is None or record.deleted:
                 raise not_found(topic)
-            return record._replace(properties=dict(properties))
+            kept = {CHAIN: record.properties[CHAIN]} if CHAIN in record.properties else {}
+            return record._replace(properties={**properties, **kept})
 
         return (await self._write(topic, updated)).topic(topic)
 

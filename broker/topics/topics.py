@@ -13,6 +13,7 @@ from broker.errors import (
     Fenced,
     OutcomeUnknown,
     TopicExists,
+    Unavailable,
     UnavailableError,
 )
 from broker.http.budget import Usage
@@ -120,8 +121,15 @@ class Topics:
         await self._check_there(topic, generation, deadline)
         deadline = self.leaders.deadline() if deadline is None else deadline
 
-        async def change(_: TopicLeader) -> Topic:
-            return await self.registry.update(topic, properties)
+        async def change(leader: TopicLeader) -> Topic:
+            updated = await self.registry.update(topic, properties)
+            if updated.is_chained and updated.generation == leader.topic.generation:
+                try:
+                    await leader.guarded(leader.hold.begin_chain())
+                except Unavailable as error:
+                    # The record has the property by now: the next leader begins the chain.
+                    raise OutcomeUnknown(error.message) from error
+            return updated
 
         return await to_its_end(record_changes.change_led(self.leaders, topic, change, deadline))
 

@@ -30,8 +30,8 @@ class ProducerMark(NamedTuple):
     since_ms: int | None
 
 
-Reference = tuple[int, int]
-"""The number of a payload log, and the number of its messages."""
+Reference = tuple[int, int, bytes]
+"""The number of a payload log, the number of its messages, and the last hash of its chain (b"": it has none)."""
 
 
 class Write:
@@ -114,7 +114,7 @@ class Write:
         """Turn the request into a publish of references."""
         self.references = references
         self.count = len(references)
-        self.messages = sum(messages for _, messages in references)
+        self.messages = sum(messages for _, messages, _ in references)
         self.size = MESSAGE_OVERHEAD_BYTES * self.count
 
     @property

@@ -10,6 +10,7 @@ A request replaces all properties: a missing one gets its default. Numbers and b
 written. A ``ttl`` with a unit, such as ``1d``, becomes seconds. All properties together may have 64 KiB, because nodes keep them in memory for every topic. The broker keeps
 and returns properties that it does not know. ``generation`` belongs to the broker: in a request it must be a number, and
 is ignored. So is ``purged_ms``. The answer has it after a purge: no message from before this moment is left.
+An update that leaves ``chain`` out keeps it: evidence can't be switched off.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from broker.errors import BadRequest, BodyTooLarge
-from broker.model import Topic, TopicId, TransactionUse
+from broker.model import CHAIN, Topic, TopicId, TransactionUse
 from broker.moments import whole_s
 from broker.wire.jsontext import parse
 
@@ -28,6 +29,7 @@ TTL = "ttl"
 GENERATION = "generation"
 PURGED = "purged_ms"
 TRANSACTIONS = "transactions"
+CHAIN_ALGORITHM = "sha256"
 PROPERTIES_BYTES_MAX: Final = 64 * 1024
 """The maximum size of the names and values of a topic's properties together, in UTF-8."""
 BODY_BYTES_MAX: Final = 8 * PROPERTIES_BYTES_MAX
@@ -63,6 +65,8 @@ def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) 
     _check_purged(properties.pop(PURGED, "0"), topic)
     _check_ttl(properties, topic)
     _check_transactions(properties)
+    if properties.get(CHAIN, CHAIN_ALGORITHM) != CHAIN_ALGORITHM:
+        raise BadRequest(f"{CHAIN}: must be {CHAIN_ALGORITHM}, or be left out.")
     return properties
 
 

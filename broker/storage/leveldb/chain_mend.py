@@ -18,7 +18,7 @@ from broker.errors import StorageCorrupt
 from broker.model import LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage import entry as entries
 from broker.storage import head as heads
-from broker.storage.columns import is_rolled_column, last_of
+from broker.storage.columns import is_entry_column, last_of
 from broker.storage.entry import Entry, messages_of
 from broker.storage.head import NO_END, NO_TOKEN, Head, PageState
 from broker.storage.leveldb.database import Database
@@ -174,6 +174,7 @@ class ChainMend:
         if following and not cells and not is_gone:
             cells = 1  # All of it is gone: one stub stands for it.
         made = former._replace(
+            before=former.chain,
             epoch=max(former.epoch, counted.epoch, epoch),
             owner="",
             token=NO_TOKEN,
@@ -209,9 +210,9 @@ class ChainMend:
     def _counted(self, row: bytes) -> _Counted:
         prefix = cells_prefix(self._space, row)
         columns = [key[len(prefix) :] for key in self._database.keys_of(prefix)]
-        there = {column for column in columns if not is_rolled_column(column)}
+        there = {column for column in columns if is_entry_column(column)}
         was = [key[len(prefix) :] for key in self._raw.of(prefix)]
-        gone = [column for column in was if column not in there and not is_rolled_column(column)]
+        gone = [column for column in was if column not in there and is_entry_column(column)]
         counted = _Counted(gone=len(gone))
         for column in sorted(there):
             entry = entries.decode(self._database.get(prefix + column) or b"")

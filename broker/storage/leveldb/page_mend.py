@@ -18,11 +18,14 @@ from typing import Final, NamedTuple
 
 from broker.model import LOG_KEY_BYTES, LogKey, TopicId, log_key_after, log_key_before, timestamp_of
 from broker.storage import entry as entries
+from broker.storage import hashchain
 from broker.storage import head as heads
 from broker.storage.columns import (
     LIFE,
     POINTER,
     ROLLED,
+    is_entry_column,
+    is_record_column,
     is_rolled_column,
     last_of,
     pointer_of,
@@ -124,6 +127,8 @@ def _unreadable(key: bytes, value: bytes) -> list[bytes]:
     if row is None:
         return [key]
     column = key[3 + len(row) :]
+    if is_record_column(column):
+        return [key] if readable(hashchain.decode, value) is None else []
     if is_rolled_column(column):
         return [key, key[:-1]] if readable(entries.decode_rolled, value) is None else []
     entry = readable(entries.decode, value)
@@ -148,7 +153,7 @@ def _mend(
 ) -> list[LostRange]:
     prefix = cells_prefix(space, row)
     columns = [key[len(prefix) :] for key in database.keys_of(prefix)]
-    there = [column for column in columns if not is_rolled_column(column)]
+    there = [column for column in columns if is_entry_column(column)]
     missing = head.cells - len(there)
     is_counted = head.cells < CELLS_COUNTED
     if not (missing and is_counted) and there and last_of(there[-1]) == head.pointer:
@@ -163,7 +168,7 @@ def _mend(
     gone = [
         column
         for key in raw.of(prefix)
-        if (column := key[len(prefix) :]) not in known and not is_rolled_column(column)
+        if (column := key[len(prefix) :]) not in known and is_entry_column(column)
     ]
     is_stored = space is Space.PAYLOADS
     # A key that was read without a check may have any id.
@@ -226,7 +231,7 @@ def _put_marks(database: Database, space: Space, row: bytes, keys_since_ms: int)
     since_ms = {PRODUCER: keys_since_ms - PRODUCER_LIFE_MS, IDEMPOTENCY: keys_since_ms}
     prefix, rows = cells_prefix(space, row), {}
     for key in database.keys_of(prefix):
-        if not is_rolled_column(key[len(prefix) :]):
+        if is_entry_column(key[len(prefix) :]):
             entry = readable(entries.decode, database.get(key))
             for mark in () if entry is None else entry.marks:
                 if timestamp_of(mark.first) >= since_ms[mark.kind]:

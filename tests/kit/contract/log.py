@@ -43,6 +43,7 @@ from tests.kit.contract.log_bench import (
     payload_of,
     rows_of,
 )
+from tests.kit.contract.log_chain import ChainContract
 from tests.kit.contract.log_edits import FloorContract, MarkContract, RollbackContract
 from tests.kit.contract.log_lifetime import GenerationContract, PayloadContract, RecordContract
 from tests.kit.contract.table import TableHarness
@@ -449,6 +450,7 @@ class LogContract(
     ClaimContract,
     AppendContract,
     AttributesContract,
+    ChainContract,
     RollContract,
     ReadContract,
     RollbackContract,

@@ -21,7 +21,10 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker.model import LOG_KEY_MIN
+from broker.storage.chainaudit import audited
+from broker.storage.chainproof import ChainReader
 from broker.storage.keys import LogId
+from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable, Bias
 from broker.storage.ownpage import PageBounds
 from broker.testing import mutants
@@ -50,6 +53,8 @@ class Plan:
     bias: Bias = dataclasses.field(default_factory=Bias)
     instances: bool = True
     """True if each node has its own instance number in its ids."""
+    is_chained: bool = False
+    """True if the log has a hash chain."""
 
 
 _LATE = Bias(late_write=0.1, again=0.12, lie=0.08, old_answer=0.15, lost_answer=0.08)
@@ -88,6 +93,7 @@ PLANS: dict[str, Plan] = {
     ),
     "same ids": Plan(weights=_TOPIC, sticks=0.3, still=0.1, bias=_LATE, instances=False),
     "all": Plan(weights=_ALL, requests=18, bias=_LATE, still=0.08),
+    "chain": Plan(weights=_ALL, requests=18, bias=_LATE, still=0.08, is_chained=True),
 }
 
 
@@ -130,9 +136,11 @@ class World:
         )
         bounds = PageBounds(cells_max=self._plan.cells_max)
         instance = number if self._plan.instances else 0
-        return Node(
+        node = Node(
             number, self.adversary, self.ghost, self._chance, clock, bounds, instance=instance
         )
+        node.is_chained = self._plan.is_chained
+        return node
 
     async def run(self) -> None:
         """Run with faults, end the faults, and judge."""
@@ -292,6 +300,18 @@ class World:
         ]
         if have != want:
             self.ghost.bad("a node alone does not have the whole log", len(have), len(want))
+        if self._plan.is_chained:
+            await self._check_chain(node)
+
+    async def _check_chain(self, node: Node) -> None:
+        """Check that the chain leads over all that is stored (rule 16)."""
+        reader = ChainReader(Logs(self._table, node.clock), node.clock.now_ms)
+        found = await audited(lambda page: reader.stretch(LogId(TOPIC, 0), page))
+        for problem in found.problems:
+            self.ghost.bad("the chain does not fit:", problem.what)
+        if found.end is None:
+            self.ghost.bad("there is no chain")
+        self.happened["chained pages"] += found.pages
 
 
 def explore(seed: int, plan: str) -> Outcome:

@@ -70,6 +70,8 @@ class Node:
         self.table = NodeTable(table)
         self.clock = clock
         self.lead: Lead | None = None
+        self.is_chained = False
+        """True if the log has a hash chain."""
         self._behind = table
         self._ghost = ghost
         self._chance = chance
@@ -107,6 +109,8 @@ class Node:
             except Deleted:
                 await self._record_deleted(generation)
                 raise Refused from None
+            if self.is_chained:
+                await hold.begin_chain()
             lead = Lead(hold, self.clock, self._instance)
             for page, head in await hold.chain(hold.root.floor, hold.pointer):
                 reader = self.logs.reader(log, log_key_before(hold.root.floor), hold.pointer)

@@ -17,7 +17,7 @@ from broker.model import LOG_KEY_BYTES, LogKey, TopicId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
-from broker.storage.columns import is_rolled_column
+from broker.storage.columns import is_entry_column, is_record_column
 from broker.storage.entry import Entry
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of, topic_prefix
@@ -139,7 +139,7 @@ class WatchedTable(MemoryTable):
         added = [
             entries.decode(value)
             for column, value in puts.items()
-            if column != HEAD and not is_rolled_column(column)
+            if column != HEAD and is_entry_column(column)
         ]
         added = [entry for entry in added if not entry.is_stub]
         if not added or root is None:
@@ -195,13 +195,13 @@ class WatchedTable(MemoryTable):
         if grave is not None:
             cells = {column: cell.value for column, cell in grave.items() if cell is not None}
             head = heads.decode(cells.pop(HEAD))
-            return Page(page, head, list(entries_in(sorted(cells.items()))), is_gone=True)
+            return Page(page, head, list(entries_in(_judged(sorted(cells.items())))), is_gone=True)
         row = self.spaces[space].get(key)
         if row.head is None:
             return None
         found = row.cells(b"", b"\xff" * 40, cells_max=1 << 20, bytes_max=1 << 40, reverse=False)
         head = heads.decode(row.head.value)
-        return Page(page, head, list(entries_in(found.cells)), is_gone=False)
+        return Page(page, head, list(entries_in(_judged(found.cells))), is_gone=False)
 
 
 def _log_of(space: Space, key: bytes) -> LogId | None:
@@ -213,3 +213,8 @@ def _log_of(space: Space, key: bytes) -> LogId | None:
     if space is Space.MESSAGES:
         return LogId(TOPIC, generation)
     return LogId(TOPIC, *_PAYLOAD_LOG.unpack_from(rest))
+
+
+def _judged(cells: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the cells of entries and rollbacks; the verification of the chain judges the records."""
+    return [each for each in cells if not is_record_column(each[0])]

@@ -24,8 +24,10 @@ FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "heads.txt"
 TOKENS = st.binary(min_size=12, max_size=12)
 ROWS = st.builds(log_key, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
 COUNTS = st.integers(0, (1 << 64) - 1)
+HASHES = st.binary(min_size=32, max_size=32)
 HEADS = st.builds(
-    Head,
+    lambda hashes, **fields: Head(**fields, before=hashes[0], chain=hashes[1]),
+    hashes=st.just((b"", b"")) | st.tuples(HASHES, HASHES),
     epoch=COUNTS,
     owner=st.text(max_size=20),
     token=TOKENS,
@@ -68,8 +70,8 @@ def test_a_truncated_value_is_found(head, data):
 
 
 def test_another_format_is_refused():
-    body = b"\x02" + encode(Head(1, "a", bytes(12), log_key(1, 1)))[1:-4]
-    with pytest.raises(StorageCorrupt, match="format 2"):
+    body = b"\x03" + encode(Head(1, "a", bytes(12), log_key(1, 1)))[1:-4]
+    with pytest.raises(StorageCorrupt, match="format 3"):
         decode(checked(body))
 
 

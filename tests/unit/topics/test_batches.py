@@ -48,7 +48,7 @@ SPECIAL = st.one_of(
         lives=st.booleans(),
     ),
 )
-REFERENCES = [(9, 3), (-5, 2)]
+REFERENCES = [(9, 3, b""), (-5, 2, b"")]
 EPOCH = 3
 
 
@@ -91,7 +91,7 @@ def test_each_request_is_stored_and_answered_with_its_ids(asked: list[dict[str, 
             first, last, pointer, _, messages, _ = await future
             own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
             assert (pointer, messages) == (write.pointer, write.messages)
-            numbers = [number for number, _ in write.references] or [None] * len(own)
+            numbers = [number for number, _, _ in write.references] or [None] * len(own)
             lives = write.lifetimes_ms or [write.lifetime_ms] * len(own)
             assert [shared(stored[row][0]) for row in own] == [
                 (write.pointer, life, number) for life, number in zip(lives, numbers, strict=True)
@@ -155,7 +155,7 @@ def test_a_large_request_has_several_entries_and_its_key_is_in_the_last() -> Non
 def test_a_reference_counts_the_messages_of_its_payload_log() -> None:
     async def main(loop: VirtualLoop) -> None:
         write = Write(loop.create_future(), None, 9)
-        write.refer([(9, 70_000)])
+        write.refer([(9, 70_000, b"")])
         made = batch([write])
         assert made.messages == 70_000
         assert [messages_of(entry) for entry in made.entries] == [70_000]
