@@ -6,6 +6,7 @@ records::
     root          fits the topic's record
     chain         from the first page by next to the tail, and back by prev; the floor lies in it
     pages         heads and entries fit (pagecheck.py); checksums are right
+    hashes        of a topic with a hash chain: they are those of what is stored (chainaudit.py)
     marks         marks in entries have rows up to `marked`; rows of marks point to ids that exist
     references    each has a payload log that is closed and has as many messages
     payload logs  the same checks; the state of the root fits the tail; a published one has its reference
@@ -24,7 +25,9 @@ from broker.model import LOG_KEY_BYTES, LOG_KEY_MIN, LogKey, TopicId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import walk
+from broker.storage.chainaudit import audited
 from broker.storage.chaincheck import ChainCheck, CheckOptions
+from broker.storage.chainproof import ChainReader
 from broker.storage.entry import MARK_KEY_BYTES
 from broker.storage.keys import (
     GENERATION_MAX,
@@ -37,7 +40,7 @@ from broker.storage.keys import (
 )
 from broker.storage.log import Logs
 from broker.storage.marks import decode_mark
-from broker.storage.pagecheck import name_of
+from broker.storage.pagecheck import name_of, page_name
 from broker.storage.payloadcheck import PayloadsCheck
 from broker.storage.report import CheckProgress, CheckReport, StoreProblem, Tell
 from broker.storage.resolve import NONCE_BYTES
@@ -183,9 +186,19 @@ class TopicCheck:
         chain = ChainCheck(self._options.behind(self._report.bytes), log, root, refer)
         await chain.run()
         self._report.add(chain.report)
+        if chain.tail is not None and chain.tail.head.chain and root.state is RootState.LIVE:
+            await self._check_hashes(log)
         await self._check_side_rows(Space.PAYLOADS, generation)
         await self._check_other_generations(Space.PAYLOADS, generation)
         await payloads.run(0 if chain.tail is None else chain.tail.head.epoch)
+
+    async def _check_hashes(self, log: LogId) -> None:
+        """Compute the hash chain of the log again (rule 16)."""
+        reader = ChainReader(self._options.logs, lambda: self._options.now_ms)
+        found = await audited(lambda page: reader.stretch(log, page))
+        for problem in found.problems:
+            where = f"hash chain, {problem.first.hex()} to {problem.last.hex()}"
+            self._wrong(where, problem.what, page_name(log, problem.page))
 
     def _check_root(self, root: Root | None) -> None:
         recorded = self._recorded

@@ -12,6 +12,7 @@ from broker.storage import hold as holds
 from broker.storage import page_packer, sweep
 from broker.storage.chainaudit import ChainAudit, audited
 from broker.storage.chainproof import ChainReader
+from broker.storage.check import verify
 from broker.storage.columns import is_rolled_column
 from broker.storage.entry import Shared
 from broker.storage.hold import LogHold
@@ -20,8 +21,10 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.ownpage import OwnPage
 from broker.storage.payloads import PayloadLogs
+from broker.storage.records import Records
 from broker.storage.resolve import Tokens
 from broker.storage.table import HEAD, Space
+from broker.topics.registry import TopicRegistry
 from tests.kit.contract.log_bench import SMALL, Bench
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -201,3 +204,32 @@ async def test_a_payload_log_without_a_chain_is_told(bench, monkeypatch):
 
     monkeypatch.setattr(OwnPage, "begin_chain", topics_alone)
     assert (await honest(bench)).uncovered == 1
+
+
+async def test_the_check_of_a_store_computes_the_chain(bench):
+    registry = TopicRegistry(Records(bench.one.resolver))
+    await registry.create(bench.topic, {"ttl": "100", "chain": "sha256"})
+    hold = await bench.claim()
+    await hold.begin_chain()
+    ids = await bench.publish(hold, payloads=[b"one", b"two"])
+    assert (await verify(bench.one)).problems == []
+    row = page_key(bench.log, hold.page)
+    column = (await bench.table.columns(Space.MESSAGES, row, b"e", b"f"))[0]
+    cells = await bench.table.get(Space.MESSAGES, row, (HEAD, column))
+    entry = entries.decode(cells[column].value)
+    entry.items = bytes(entry.items[:-3]) + b"six"
+    head = cells[HEAD].value
+    changed = {HEAD: head, column: entries.encode(entry)}
+    assert await bench.table.change(Space.MESSAGES, row, head, changed)
+    (problem,) = (await verify(bench.one)).problems
+    assert "its messages are not those of its hash" in problem
+    assert ids[-1].hex() in problem
+
+
+@pytest.mark.parametrize("kept", [{"ttl": "5"}, {"ttl": "5", "chain": "sha256"}])
+async def test_an_update_keeps_the_chain(bench, kept):
+    registry = TopicRegistry(Records(bench.one.resolver))
+    await registry.create(bench.topic, {"ttl": "100", "chain": "sha256"})
+    updated = await registry.update(bench.topic, kept)
+    assert updated.is_chained
+    assert updated.ttl_s == 5
