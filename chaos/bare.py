@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from broker.model import LOG_KEY_MIN, LogKey
-from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of, messages_of
+from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
+from broker.storage.reference import messages_of
 
 _BYTES_AT_ONCE = 1 << 20
 _CELLS_AT_ONCE = 16

@@ -12,6 +12,7 @@
     page_packer.py  page_entries.py       joining small entries, in a sealed page and for readers
     ordinals.py                           counting messages by the heads of pages
     records.py                            topics, pins, claims of numbers
+    hashchain.py  chainproof.py  …        the hash chain of a log, and computing it again
     check.py  chaincheck.py  …            checking a store by reading all of it
     shown_log.py                          showing a log as it is stored
 """

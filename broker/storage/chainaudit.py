@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from broker.model import LOG_KEY_MIN, LogKey, log_key_after
-from broker.storage.chainproof import Anchor, ChainPage, ChainProblem, RolledEntry, Stretch
+from broker.storage.chainpage import ChainPage, ChainProblem, RolledEntry
+from broker.storage.chainproof import Anchor, Stretch
 from broker.storage.entry import Range, merged
-from broker.storage.hashchain import Kind, Record
+from broker.storage.hashchain import ChainRecord, Kind
 from broker.storage.head import PageState
 
 
@@ -28,7 +29,7 @@ class ChainAudit:
         """The chain at the end of each page."""
         self._is_from_floor = is_from_floor
         self._before: ChainPage | None = None
-        self._rolls: dict[int, tuple[Record, bool]] = {}
+        self._rolls: dict[int, tuple[ChainRecord, bool]] = {}
         self._floors: list[LogKey] = []
         self._edited: list[tuple[LogKey, RolledEntry]] = []
 
@@ -71,7 +72,7 @@ class ChainAudit:
                 "it does not follow the page before it: the hashes differ",
             )
 
-    def _take_record(self, number: int, record: Record) -> None:
+    def _take_record(self, number: int, record: ChainRecord) -> None:
         if record.kind in {Kind.BEGIN, Kind.FLOOR}:
             self._floors.append(record.first)
         elif record.kind is Kind.ROLL:

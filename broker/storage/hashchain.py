@@ -70,7 +70,7 @@ class Kind(enum.IntEnum):
     """The floor is about to rise to ``first``."""
 
 
-class Record(NamedTuple):
+class ChainRecord(NamedTuple):
     """A note in the chain."""
 
     kind: Kind
@@ -85,19 +85,21 @@ def genesis(log: LogId) -> bytes:
     return hashlib.sha256(_GENESIS + log_prefix(log)).digest()
 
 
-def encode(record: Record) -> bytes:
+def encode(record: ChainRecord) -> bytes:
     """Encode a record: the value of its cell."""
     kind, first, last, of, pointers = record
     body = _FIXED.pack(kind, of, first, last, len(pointers))
     return checked(body + struct.pack(f">{len(pointers)}q", *pointers))
 
 
-def decode(value: bytes) -> Record:
+def decode(value: bytes) -> ChainRecord:
     """Decode a record. Raises StorageCorrupt."""
     body = unchecked(value, "a record of the chain")
     try:
         kind, of, first, last, count = _FIXED.unpack_from(body)
-        return Record(Kind(kind), first, last, of, struct.unpack(f">{count}q", body[_FIXED.size :]))
+        return ChainRecord(
+            Kind(kind), first, last, of, struct.unpack(f">{count}q", body[_FIXED.size :])
+        )
     except (struct.error, ValueError):
         raise StorageCorrupt("a record of the chain does not decode") from None
 
@@ -114,7 +116,7 @@ class RecordCell(NamedTuple):
         return len(self.column) + len(self.value)
 
 
-def cell_of(pointer: LogKey, number: int, record: Record) -> RecordCell:
+def cell_of(pointer: LogKey, number: int, record: ChainRecord) -> RecordCell:
     """Return the cell of a record that follows the entry at ``pointer``."""
     return RecordCell(record_column(pointer, number), encode(record))
 

@@ -28,7 +28,7 @@ from broker.storage.columns import (
     rolled_column,
     up_to,
 )
-from broker.storage.hashchain import Kind, Record
+from broker.storage.hashchain import ChainRecord, Kind
 from broker.storage.head import Head, PageState
 from broker.storage.keys import page_key
 from broker.storage.ownchain import OwnChain
@@ -91,7 +91,9 @@ class LogHold(OwnChain):
             for page, _ in pages:
                 for part in await self._slices(page, pointer, first, last):
                     if number is None:
-                        number = await self._announce(Record(Kind.ROLL, first, last, 0, (pointer,)))
+                        number = await self._announce(
+                            ChainRecord(Kind.ROLL, first, last, 0, (pointer,))
+                        )
                     await self._roll_back(page, part)
             await self._last_change(number)
         except BrokerError as error:
@@ -135,7 +137,7 @@ class LogHold(OwnChain):
 
         await self._change_sealed(page, edit)
 
-    async def _announce(self, record: Record) -> int | None:
+    async def _announce(self, record: ChainRecord) -> int | None:
         """Record an edit before its first change, if the log has a hash chain. Return the record's number.
 
         A chain that begins after this call lies behind every entry that the edit changes.
@@ -156,7 +158,7 @@ class LogHold(OwnChain):
             if number is None:
                 await self._change_own_head({}, edits=self.head.edits + 1)
             else:
-                await self._record(Record(Kind.DONE, of=number))
+                await self._record(ChainRecord(Kind.DONE, of=number))
 
     async def _change_sealed(self, page: LogKey, edit: Edit) -> None:
         """Change cells of a sealed page, expecting its head as read. A page that is gone is not changed.
@@ -228,7 +230,7 @@ class LogHold(OwnChain):
         if targets:
             inverted = tuple(sorted({pointers[column] for column in targets}))
             number = await self._announce(
-                Record(Kind.ROLL, page, last_of(targets[-1]), 0, inverted)
+                ChainRecord(Kind.ROLL, page, last_of(targets[-1]), 0, inverted)
             )
         for at in range(0, len(targets), ROLLED_AT_ONCE):
             some = targets[at : at + ROLLED_AT_ONCE]
@@ -283,7 +285,7 @@ class LogHold(OwnChain):
         if not self.root.floor < floor <= self.page:
             return
         await self.marks.flush()
-        await self._announce(Record(Kind.FLOOR, floor))
+        await self._announce(ChainRecord(Kind.FLOOR, floor))
         await self._raise_root(floor=floor)
 
     async def note_gone(self, gone: LogKey) -> None:

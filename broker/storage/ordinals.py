@@ -24,11 +24,12 @@ from typing import Final, NamedTuple
 from broker.errors import Unavailable
 from broker.model import LOG_KEY_MIN, MESSAGE_ID_BYTES, LogKey, log_key_after, log_key_before
 from broker.storage import head as heads
-from broker.storage.entry import Entry, messages_of
+from broker.storage.entry import Entry
 from broker.storage.head import Head
 from broker.storage.keys import LogId, page_key, page_of, space_of
 from broker.storage.log import Logs
 from broker.storage.log_reader import LogReader
+from broker.storage.reference import messages_of
 from broker.storage.root import Root, RootState
 
 HEADS_AT_ONCE: Final = 1000

@@ -31,7 +31,7 @@ from broker.storage import hashchain
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Entry
-from broker.storage.hashchain import Kind, Record
+from broker.storage.hashchain import ChainRecord, Kind
 from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of
 from broker.storage.marks import Marks
@@ -253,10 +253,10 @@ class OwnPage:
             self._must_go_on()
             if not self.is_chained:
                 start = hashchain.genesis(self.log)
-                await self._record(Record(Kind.BEGIN, first=self.root.floor), before=start)
+                await self._record(ChainRecord(Kind.BEGIN, first=self.root.floor), before=start)
 
     async def _record(
-        self, record: Record, puts: Mapping[bytes, bytes] | None = None, *, before: bytes = b""
+        self, record: ChainRecord, puts: Mapping[bytes, bytes] | None = None, *, before: bytes = b""
     ) -> int:
         """Put a record into the chain, in one change of the own head. Return its number.
 

@@ -23,9 +23,10 @@ from broker.storage.columns import (
     last_of,
     record_place,
 )
-from broker.storage.entry import STORED, Entry, Mark, messages_of
+from broker.storage.entry import STORED, Entry, Mark
 from broker.storage.head import HASH_BYTES, NO_END, Head, PageState
 from broker.storage.keys import LogId
+from broker.storage.reference import encode_count, messages_of
 from broker.storage.report import StoreProblem
 from broker.wire import attributes
 from broker.wire.varint import Malformed
@@ -214,7 +215,7 @@ class PageCheck:
         self._size += entry.stored_bytes
         if entry.is_reference:
             self.references.append(entry)
-            if len(entry.payload(0)) - len(entries.encode_count(0)) not in {0, HASH_BYTES}:
+            if len(entry.payload(0)) - len(encode_count(0)) not in {0, HASH_BYTES}:
                 self._has_unreadable = True
                 self.wrong("it does not hold how many messages it stands for", at=entry.last)
                 return

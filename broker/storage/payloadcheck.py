@@ -12,7 +12,7 @@ from broker.storage import root as roots
 from broker.storage import walk
 from broker.storage.chaincheck import ChainCheck, CheckOptions
 from broker.storage.columns import ENTRIES_END, column_from, is_rolled_column
-from broker.storage.entry import Entry, messages_of
+from broker.storage.entry import Entry
 from broker.storage.head import Head
 from broker.storage.keys import (
     ROOT,
@@ -25,6 +25,7 @@ from broker.storage.keys import (
     topic_prefix,
 )
 from broker.storage.pagecheck import name_of
+from broker.storage.reference import messages_of
 from broker.storage.report import CheckReport, StoreProblem
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space

@@ -13,8 +13,9 @@ from itertools import chain, groupby
 from typing import NamedTuple
 
 from broker.model import LogKey, timestamp_of
-from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
+from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
 from broker.storage.marks import IDEMPOTENCY, PRODUCER
+from broker.storage.reference import encode_count
 from broker.topics.effects import POINTER_BYTES, decode_pointer, encode_pointer
 from broker.topics.settings import PublishedIds
 from broker.topics.write import Write

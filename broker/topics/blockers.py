@@ -24,8 +24,9 @@ from broker.model import (
     first_log_key_at,
     log_key_before,
 )
-from broker.storage.entry import Entry, messages_of
+from broker.storage.entry import Entry
 from broker.storage.keys import LogId
+from broker.storage.reference import messages_of
 from broker.topics.browse import AT_ONCE_BYTES
 from broker.topics.fetch import FetchAction, first_blocking, judge, lives, oldest_live
 from broker.topics.ranges import TopicNumberings

@@ -15,9 +15,10 @@ from broker.model import (
     TopicId,
     log_key_before,
 )
-from broker.storage.entry import Entry, messages_of
+from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.log_reader import LogReader
+from broker.storage.reference import messages_of
 from broker.topics.fetch import lives, oldest_live
 from broker.topics.surroundings import Surroundings
 

@@ -11,7 +11,7 @@ from broker.clock import SystemClock
 from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key
 from broker.storage import head as heads
 from broker.storage import sweep
-from broker.storage.entry import PLAIN, Mark, Shared, encode_count
+from broker.storage.entry import PLAIN, Mark, Shared
 from broker.storage.head import PageState
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key
@@ -21,6 +21,7 @@ from broker.storage.ownpage import PageBounds
 from broker.storage.page_packer import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.records import Records
+from broker.storage.reference import encode_count
 from broker.storage.table import Space
 from broker.topics.dedupe import key_hash
 from broker.topics.registry import TopicRegistry

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced
 from broker.model import LOG_KEY_MIN, LogKey, TopicId, log_key, timestamp_of
-from broker.storage.entry import Mark, Shared, encode_count
+from broker.storage.entry import Mark, Shared
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
@@ -34,6 +34,7 @@ from broker.storage.marks import IDEMPOTENCY
 from broker.storage.ownpage import PageBounds
 from broker.storage.payloads import LogClosed, PayloadLogs
 from broker.storage.records import Records
+from broker.storage.reference import encode_count
 from broker.storage.root import RootState
 from broker.topics.dedupe import key_hash
 from broker.topics.registry import TopicRegistry

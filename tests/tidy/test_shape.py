@@ -11,6 +11,8 @@ FILE_LINES_ASKED = 400
 
 # Files above FILE_LINES_ASKED lines, with the reason for their length.
 LONG = {
+    "broker/storage/ownpage.py": "one state machine: changes of the own page, their order, its chain and its end",
+    "broker/storage/hold.py": "one state machine: every edit of a log by its writer, each with its record",
     "broker/client/aio.py": "the client's interface in one class, half of it docstrings",
     "broker/operations/replies.py": "one declaration for each reply of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",

@@ -19,10 +19,11 @@ from broker.model import LOG_KEY_MIN, LogKey, log_key_before
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import is_entry_column, last_of
-from broker.storage.entry import Entry, messages_of
+from broker.storage.entry import Entry
 from broker.storage.head import NO_END, NO_TOKEN, Head, PageState
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key
+from broker.storage.reference import messages_of
 from broker.storage.root import Root
 from broker.storage.table import Space
 

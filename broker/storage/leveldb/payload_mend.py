@@ -15,7 +15,6 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.columns import REFERENCE, flags_of
-from broker.storage.entry import messages_of
 from broker.storage.head import PageState
 from broker.storage.keys import MARK, ROOT
 from broker.storage.leveldb.chain_mend import (
@@ -27,6 +26,7 @@ from broker.storage.leveldb.chain_mend import (
 )
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.layout import cells_prefix, head_key
+from broker.storage.reference import messages_of
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 

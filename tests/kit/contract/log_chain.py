@@ -18,6 +18,7 @@ from broker.storage.head import Head, PageState
 from broker.storage.hold import LogHold
 from broker.storage.keys import page_key, page_of, space_of
 from broker.storage.payloads import PayloadLogs
+from broker.storage.reference import encode_count
 from broker.storage.table import HEAD, Space
 from tests.kit.contract.log_bench import KEY, Bench, LogSuite
 
@@ -155,7 +156,7 @@ class ChainContract(LogSuite):
         sealed = await payloads.seal(chained, 5)
         assert sealed.tail is not None
         key = bench.ids(1)
-        count = entries.encode_count(6, sealed.tail.chain)
+        count = encode_count(6, sealed.tail.chain)
         added = entries.entries_of(chained.epoch, key, [count], Shared(5, None, 5))
         await chained.append(added, messages=6, payload_bytes=0)
         found = await audit(bench)

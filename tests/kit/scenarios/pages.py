@@ -11,6 +11,7 @@ from broker.storage.columns import is_rolled_column
 from broker.storage.keys import prefix_end as above
 from broker.storage.keys import topic_prefix
 from broker.storage.memory.table import MemoryTable
+from broker.storage.reference import messages_of
 from broker.storage.table import Space
 
 CELLS_MAX = 100_000
@@ -49,7 +50,7 @@ def _words(each: entry.Entry, undone: bool) -> Iterator[str]:
     if each.is_stub:
         yield "(expired)"
     elif each.is_reference:
-        yield f"(stored: {entry.messages_of(each)})"
+        yield f"(stored: {messages_of(each)})"
     else:
         for place in range(each.count):
             payload = each.payload(place).decode()

@@ -22,6 +22,7 @@ from broker.storage.memory.table import MemoryTable
 from broker.storage.ownpage import OwnPage
 from broker.storage.payloads import PayloadLogs
 from broker.storage.records import Records
+from broker.storage.reference import encode_count
 from broker.storage.resolve import Tokens
 from broker.storage.table import HEAD, Space
 from broker.topics.registry import TopicRegistry
@@ -63,7 +64,7 @@ async def honest(bench: Bench) -> ChainAudit:
     )
     sealed = await payloads.seal(hold, 5)
     assert sealed.tail is not None
-    count = entries.encode_count(1, sealed.tail.chain)
+    count = encode_count(1, sealed.tail.chain)
     added = entries.entries_of(hold.epoch, bench.ids(1), [count], Shared(5, None, 5))
     await hold.append(added, messages=1, payload_bytes=0)
     second = await bench.claim(bench.other, "other")

@@ -28,6 +28,7 @@ from broker.storage.marks import encode_mark, mark_key
 from broker.storage.memory.row_space import MemoryRow
 from broker.storage.memory.table import MemoryTable
 from broker.storage.page_entries import entries_in
+from broker.storage.reference import encode_count
 from broker.storage.report import PROBLEMS_MAX, CheckProgress
 from broker.storage.root import RootState
 from broker.storage.sweep import clear_below_floor, raise_floor
@@ -300,7 +301,7 @@ def reference_of_fewer(store: Store) -> None:
     [new] = entries.entries_of(
         entry.epoch,
         [entry.first],
-        [entries.encode_count(7)],
+        [encode_count(7)],
         Shared(entry.pointer, number=UNMARKED_LOG),
     )
     row.set(entry.column, Cell(entries.encode(new)))

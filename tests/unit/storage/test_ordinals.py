@@ -7,13 +7,14 @@ from broker.clock import SystemClock
 from broker.errors import Unavailable
 from broker.model import LOG_KEY_MAX, LOG_KEY_MIN, LogKey, TopicId, log_key
 from broker.storage import sweep
-from broker.storage.entry import PLAIN, Shared, encode_count, entries_of
+from broker.storage.entry import PLAIN, Shared, entries_of
 from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.ordinals import LogCount, Numbering
 from broker.storage.ownpage import PageBounds
+from broker.storage.reference import encode_count
 from tests.kit.bench import HookedTable
 
 LOG = LogId(TopicId("ns", "t"), 1)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import LogKey, log_key, timestamp_of
-from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
+from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.marks import PRODUCER
+from broker.storage.reference import messages_of
 from broker.testing.virtual_time import VirtualLoop, simulate
 from broker.topics.batches import Batch, answer, batch_of, producer_run
 from broker.topics.settings import PublishedIds
