@@ -17,8 +17,18 @@ from broker.errors import Forbidden, Unauthenticated
 from broker.http.request import PathNames
 from broker.model import TopicId
 from broker.operations.operation import Action
-from broker.principal import ANYONE, Principal, Remote
+from broker.principal import ANYONE, NODE, Principal, Remote
 from broker.topics.registry import not_found
+
+_OF_NODES: Final = frozenset(
+    {
+        Action.CLUSTER_VIEW,
+        Action.TRANSACTIONS,
+        Action.TRANSACTIONS_ALL,
+        Action.TRANSACTIONS_RESET,
+    }
+)
+"""What a node does at another one on its own: it asks for reports, and brings the calls of its parts to the service."""
 
 
 class AccessGate(Protocol):
@@ -106,6 +116,8 @@ class RequiredGate:
             return
         if not principal.is_known:
             raise Unauthenticated("This broker asks for credentials: Authorization: Bearer TOKEN.")
+        if principal == NODE and action in _OF_NODES:
+            return
         topic = names.topic if action in ABOUT_TOPICS else None
         if topic is None and action is Action.DESCRIBE:
             return  # A list shows only what its reader may see.

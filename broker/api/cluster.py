@@ -82,6 +82,7 @@ class ClusterView:
         health: the counts of calls and errors of the storage.
         clock: the node's clock.
         started_at: when the node started, in monotonic seconds.
+        signed: returns the headers for a GET of this node from the node at a URL, within so many seconds.
         answer_s_max: how long other nodes and the records may take for a view of all nodes.
     """
 
@@ -94,6 +95,9 @@ class ClusterView:
     health: CallHealth
     clock: Clock
     started_at: float
+    signed: Callable[[str, str, float], Mapping[str, str]] = lambda _url, _path, _seconds: {
+        "Accept": JSON
+    }
     answer_s_max: float = ANSWER_S_MAX
 
     @property
@@ -109,7 +113,8 @@ class ClusterView:
     async def ask(self, url: str, path: str, seconds: float) -> bytes:
         """GET a path from the node at a URL, and return the body of a 200. Raises Unavailable."""
         try:
-            reply = await self.peers.exchange(url, _Get(path), seconds)
+            ask = _Get(path, headers=self.signed(url, path, seconds))
+            reply = await self.peers.exchange(url, ask, seconds)
         except (NotSent, NoAnswer) as error:
             raise Unavailable(f"It gave no answer: {error}") from error
         if reply.status != 200:

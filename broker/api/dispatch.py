@@ -41,8 +41,9 @@ from broker.metrics import OK, Metrics
 from broker.moments import span_s
 from broker.operations.operation import Answerer, DeclaredOperation
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX, TIMEOUT
-from broker.principal import ANYONE, NOWHERE, Remote
+from broker.principal import ANYONE, NOWHERE, Principal, Remote
 from broker.routing import nodeheaders
+from broker.routing.peer_requests import Receiving
 
 UNKNOWN_ROUTE = "unknown"
 PREFLIGHT = "preflight"
@@ -67,8 +68,12 @@ class Dispatch:
         *,
         gate: AccessGate | None = None,
         meter: Meter | None = None,
+        receiving: Receiving | None = None,
     ) -> None:
-        """Keep the table of routes, the metrics, the gate (None: all callers may do everything), and the meter of quotas."""
+        """Keep the table of routes, the metrics, the gate (None: all callers may do everything), and the meter of quotas.
+
+        ``receiving`` checks what other nodes sign; None: this node has no others.
+        """
         config = config or Config()
         self.router = router
         self._origins = Origins.of(config, socket.gethostname())
@@ -79,9 +84,15 @@ class Dispatch:
         self._metrics = metrics
         self._gate = gate or OpenGate()
         self._meter = meter
+        self._receiving = receiving
 
     def admit(
-        self, method: str, path: str, headers: Mapping[str, str], remote: Remote = NOWHERE
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        remote: Remote = NOWHERE,
+        query_string: str = "",
     ) -> Admitted | Reply:
         """Return how to serve a request that came by HTTP, or the reply to a preflight.
 
@@ -100,7 +111,11 @@ class Dispatch:
         if not operation.is_for_probes:
             self._origins.check_host(headers)
         principal = ANYONE
-        if not self._gate.is_open:
+        if nodeheaders.are_there(headers):
+            principal = self._of_node(method, path, query_string, headers)
+            if not self._gate.is_open:
+                self._gate.authorize(principal, operation.action, found.names)
+        elif not self._gate.is_open:
             principal = self._gate.identify(headers, remote)
             self._gate.authorize(principal, operation.action, found.names)
         timeout_s = self.timeout_s(headers)
@@ -119,6 +134,15 @@ class Dispatch:
         if timeout is None:
             return self._deadline_s
         return min(parse_timeout_s(timeout), self._timeout_s_max)
+
+    def _of_node(
+        self, method: str, path: str, query_string: str, headers: Mapping[str, str]
+    ) -> Principal:
+        """Return the caller of a request that another node signed. Raises Forbidden, NoLeader, BadRequest."""
+        if self._receiving is None:
+            raise Forbidden("This node has no other nodes, so it takes no headers of nodes.")
+        target = f"{path}?{query_string}" if query_string else path
+        return self._receiving.admit(method, target, headers).principal
 
     def headers(self, headers: Mapping[str, str]) -> Headers:
         """Return the header lines for the page of a browser; empty if there are none."""
@@ -218,7 +242,7 @@ def _stays_open(error: BrokerError) -> bool:
 
 
 def _is_passed_on(operation: DeclaredOperation, headers: Mapping[str, str]) -> bool:
-    """Return whether a node sent a request for a client, which that node has charged. The handler verifies its headers."""
+    """Return whether a node sent a request for a client, which that node has charged. Admission has verified its headers."""
     return operation.by is Answerer.LEADER and nodeheaders.are_there(headers)
 
 

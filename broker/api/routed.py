@@ -87,7 +87,6 @@ REPEATABLE_BY: Final = (KEY.name, PRODUCER_ID)
 PASSED_ON: Final = (
     "Content-Type",
     "Accept",
-    "Authorization",
     GENERATION_HEADER,
     *(KEY.name, PRODUCER_ID, PRODUCER_NUMBER),
 )
@@ -173,6 +172,7 @@ class Routed:
             deadline,
             request.source,
             own_key=kind is RepeatEffect.KEYED and is_repeatable(headers),
+            principal=request.principal,
         )
 
     def passed_back(self, name: str, relayed: Relayed) -> Reply | ChunkedReply:
@@ -235,7 +235,7 @@ class Routed:
             BrokerError: the errors of the handler, and of Receiving.
         """
         try:
-            told, deadline = self.receiving.parse(request.headers)
+            told, deadline = self.receiving.parse(request.headers, request.body)
         except Overloaded:
             # Either the request is late, or this node's clock is ahead. Compare it with storage's clock, once a minute.
             await self.topics.compare_clock()

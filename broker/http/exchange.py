@@ -64,7 +64,12 @@ class Application(Protocol):
     """Answers requests. The broker serves the one in ``api.dispatch``."""
 
     def admit(
-        self, method: str, path: str, headers: Mapping[str, str], remote: Remote
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        remote: Remote,
+        query_string: str,
     ) -> Admitted | Reply:
         """Check a request's head. Return how to serve it, or its reply. Raises BrokerError, CallerPending."""
 
@@ -173,11 +178,12 @@ class Exchange:
             if refusal is not None:
                 return refusal
             _check_framing(http)
+            head = http.method, path, headers, connection.remote, query_string
             try:
-                admitted = application.admit(http.method, path, headers, connection.remote)
+                admitted = application.admit(*head)
             except CallerPending as pending:
                 await fetched_in_time(pending, application.timeout_s(headers))
-                admitted = application.admit(http.method, path, headers, connection.remote)
+                admitted = application.admit(*head)
             if isinstance(admitted, Reply):
                 return admitted
             if admitted.principal.name or connection.is_billed:

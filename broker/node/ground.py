@@ -177,7 +177,7 @@ class Ground:
         ends.push_async_callback(peers.close)
         sender = Sender(self.instance, self.owner)
         self._forwarder = forwarder = Forwarder(peers, clock, sender, secret)
-        self._receiving = Receiving(secret, clock)
+        self._receiving = Receiving(secret, clock, url=None if stores.logs.table.is_alone else url)
 
         def forget_gone_nodes() -> None:
             urls = {node.url for node in membership.members.nodes.values()}
@@ -214,6 +214,7 @@ class Ground:
             tenure=self.tenure,
             leaders=topics.leaders,
             peers=self._peers,
+            signed=self._forwarder.signed,
             records=self.records,
             health=self._health,
             clock=self._clock,

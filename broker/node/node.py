@@ -160,7 +160,12 @@ class Node:
             meter=callers.meter,
         )
         dispatch = Dispatch(
-            Router(routes), self.metrics, config, gate=callers.gate, meter=callers.meter
+            Router(routes),
+            self.metrics,
+            config,
+            gate=callers.gate,
+            meter=callers.meter,
+            receiving=routed.receiving,
         )
         server = Server(dispatch, config, self.clock)
         server.tls = ground.certificates.listener

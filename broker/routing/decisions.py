@@ -39,6 +39,7 @@ from broker.http.answer import HttpAnswer
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
 from broker.operations.parameters import LEADER_HEADER
+from broker.principal import NODE, Principal
 from broker.routing.peers import RelayedAnswer
 from broker.wire.jsontext import json_of
 
@@ -63,6 +64,7 @@ class Call(NamedTuple):
     ``deadline`` is monotonic. ``source`` is the connection from which it came, if its order among the requests of
     this connection counts; it must be weakly referable. ``own_key``: the client sent an idempotency key. A poll may
     wait until ``waits_until`` (monotonic); each node that is asked gets the time that is left.
+    ``principal`` is the caller; by default the node itself.
     """
 
     kind: RepeatEffect
@@ -76,6 +78,7 @@ class Call(NamedTuple):
     source: object | None = None
     own_key: bool = False
     waits_until: float = -math.inf
+    principal: Principal = NODE
 
     def wait_s(self, now: float) -> float:
         """Return the time that it may still wait, 0 if it does not wait."""

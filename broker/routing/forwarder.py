@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
@@ -10,9 +11,10 @@ from broker.clock import Clock
 from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
+from broker.principal import NODE as NODE_ITSELF
 from broker.routing.decisions import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.routing.lanes import Lanes, SentLane
-from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, on_the_wire_ms
+from broker.routing.nodeheaders import Envelope, NodeHeaders, Repeat, Sender, on_the_wire_ms
 from broker.routing.peers import (
     CONNECTIONS_MAX,
     STREAMS_MAX,
@@ -86,6 +88,7 @@ class Forwarder:
         self._clock = clock
         self._me = me
         self._secret = secret
+        self._numbers = itertools.count()
         self._turns: dict[str, Turns] = {}
         """By the node's URL."""
         self._reads: Counter[tuple[str, TopicId]] = Counter()
@@ -106,7 +109,9 @@ class Forwarder:
         Raises:
             NotSent, NoAnswer: see broker.http.answer.
         """
-        ask = self._request_for(call, repeat._replace(epoch=self.epochs.get(call.topic)), place)
+        ask = self._request_for(
+            url, call, repeat._replace(epoch=self.epochs.get(call.topic)), place
+        )
         if call.kind.is_reading:
             begins()
             relayed = await self._read(url, call, ask)
@@ -128,8 +133,20 @@ class Forwarder:
         for url in self._turns.keys() - urls:
             del self._turns[url]
 
+    def signed(self, url: str, target: str, seconds: float) -> dict[str, str]:
+        """Return the headers for a GET of this node itself from the node at a URL."""
+        now = self._clock.monotonic()
+        told = NodeHeaders(
+            self._me,
+            on_the_wire_ms(now + seconds, now, self._clock.now_ms()),
+            principal=NODE_ITSELF,
+            number=next(self._numbers),
+        )
+        headers = {"Accept": "application/json", **told.format()}
+        return Envelope(url, "GET", target).signed(headers, b"", self._secret)
+
     def _request_for(
-        self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
+        self, url: str, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
     ) -> _ForwardedRequest:
         now = self._clock.monotonic()
         node_headers = NodeHeaders(
@@ -137,13 +154,18 @@ class Forwarder:
             on_the_wire_ms(call.deadline, now, self._clock.now_ms()),
             repeat,
             None if place is None else place[0].ticket(place[1]),
+            call.principal,
+            next(self._numbers),
         )
-        headers = {**call.headers, **node_headers.format(self._secret)}
         target = call.target
         if wait_s := call.wait_s(now):
             # A later attempt gets only the rest of the wait that the client asked for.
             target += f"{'&' if '?' in target else '?'}wait={wait_s:.3f}"
-        return _ForwardedRequest(call.method, target, headers, call.body)
+        headers = {**call.headers, **node_headers.format()}
+        envelope = Envelope(url, call.method, target)
+        return _ForwardedRequest(
+            call.method, target, envelope.signed(headers, call.body, self._secret), call.body
+        )
 
     async def _exchange(
         self, url: str, call: Call, ask: _ForwardedRequest, begins: Callable[[], None]

@@ -1,46 +1,101 @@
 """Admit requests of other nodes.
 
-Four checks come in this order: the sender knows the secret, both nodes know the protocol, the deadline has not passed,
-and it is the request's turn in its lane. A request that is refused here was not done.
+The checks come in this order. Before the body is read: a node signed the request for this node, both nodes know the protocol,
+and the request is no copy. Then: the body is the signed one, the deadline has not passed, and it is the request's turn in its
+lane. A request that is refused here was not done.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
 from broker.clock import Clock
-from broker.errors import NoLeader, Overloaded
+from broker.errors import Forbidden, NoLeader, Overloaded
 from broker.routing import nodeheaders
 from broker.routing.lanes import LANES_MAX, LaneDecision, ReceivedLanes
-from broker.routing.nodeheaders import NodeHeaders, Sender
+from broker.routing.nodeheaders import Envelope, NodeHeaders, Sender
 
 TURN_S: Final = 1.0
 """The time for which a request waits for earlier requests of its lane. After it the sender must send the request again:
 then it may know more outcomes."""
 
 
+NUMBERS_KEPT: Final = 65_536
+"""A request whose number is lower than the sender's highest one by this is refused, so that its sender sends it anew."""
+SENDERS_MAX: Final = 4096
+
+
+class SeenNumbers:
+    """The numbers of requests that arrived: for each sender, the highest, and which of those just below it."""
+
+    def __init__(self) -> None:
+        """Begin without a number."""
+        self._seen: OrderedDict[Sender, tuple[int, int]] = OrderedDict()
+
+    def take(self, sender: Sender, number: int) -> None:
+        """Note a number. Raises NoLeader if it came before, or is too low to tell: nothing was done."""
+        highest, bits = self._seen.get(sender, (number, 0))
+        if number > highest:
+            step = number - highest
+            bits = bits << step & _KEPT if step < NUMBERS_KEPT else 0
+            highest = number
+        bit = 1 << (highest - number) if highest - number < NUMBERS_KEPT else 0
+        if not bit or bits & bit:
+            raise NoLeader(
+                "This is a copy of a request that arrived, or it was on its way for too long."
+            )
+        self._seen[sender] = highest, bits | bit
+        self._seen.move_to_end(sender)
+        if len(self._seen) > SENDERS_MAX:
+            self._seen.popitem(last=False)
+
+
+_KEPT: Final = (1 << NUMBERS_KEPT) - 1
+
+
 class Receiving:
     """Admits requests of other nodes, each in its turn."""
 
-    def __init__(self, secret: str, clock: Clock, *, lanes_max: int = LANES_MAX) -> None:
-        """Admit the nodes that know the secret."""
+    def __init__(
+        self, secret: str, clock: Clock, *, url: str | None = "", lanes_max: int = LANES_MAX
+    ) -> None:
+        """Admit the nodes that know the secret. ``url`` is this node's own; None: it has no other nodes."""
         self._secret = secret
+        self._url = url
+        self._numbers = SeenNumbers()
         self._clock = clock
         self._lanes = ReceivedLanes(lanes_max)
         self._waiting: dict[tuple[Sender, int], asyncio.Event] = {}
 
-    def parse(self, headers: Mapping[str, str]) -> tuple[NodeHeaders, float]:
-        """Read a node's headers; return them and the deadline in monotonic seconds.
+    def admit(self, method: str, target: str, headers: Mapping[str, str]) -> NodeHeaders:
+        """Return a node's headers, once for each signature.
 
         Raises:
-            Forbidden, NoLeader, BadRequest: see nodeheaders.parse.
+            Forbidden: no node of this cluster signed the request for this node, or this node has no others.
+            NoLeader, BadRequest: see nodeheaders.parse and SeenNumbers.
+        """
+        if self._url is None:
+            raise Forbidden("This node has no other nodes, so it takes no headers of nodes.")
+        Envelope(self._url, method, target).check(headers, self._secret)
+        told = nodeheaders.parse(headers)
+        self._numbers.take(told.sender, told.number)
+        return told
+
+    def parse(self, headers: Mapping[str, str], body: bytes) -> tuple[NodeHeaders, float]:
+        """Read the headers of a request that was admitted; return them and the deadline in monotonic seconds.
+
+        Raises:
+            NoLeader, BadRequest: see nodeheaders.parse.
+            Forbidden: the body is another one.
             Overloaded: the deadline has passed.
         """
-        node_headers = nodeheaders.parse(headers, self._secret)
+        node_headers = nodeheaders.parse(headers)
+        nodeheaders.check_body(headers, body)
         now_ms = self._clock.now_ms()
         return node_headers, nodeheaders.from_the_wire(
             node_headers.deadline_ms, self._clock.monotonic(), now_ms

@@ -145,7 +145,12 @@ class ListenerNode:
     # The Application that the server calls.
 
     def admit(
-        self, method: str, path: str, headers: Mapping[str, str], remote: Remote = NOWHERE
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        remote: Remote = NOWHERE,
+        query_string: str = "",
     ) -> Admitted | Reply:
         """Return the target of a request. Raises NotFound, Forbidden."""
         if "Origin" in headers:

@@ -17,6 +17,7 @@ from broker.model import MessageId, Topic, first_log_key_at
 from broker.operations.parameters import REQUEST_TIMEOUT_S_MAX
 from broker.routing import nodeheaders
 from broker.routing.lanes import LaneDecision, ReceivedLanes
+from broker.routing.peer_requests import SeenNumbers
 from broker.topics.clock_comparison import ClockComparison
 from broker.topics.cursors import Cursors, StoredCursor
 from broker.topics.keyed_log import KeyedLog
@@ -110,6 +111,18 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         nodeheaders,
         "from_the_wire",
         lambda _: lambda _deadline_ms, monotonic, _now_ms: monotonic + REQUEST_TIMEOUT_S_MAX,
+    ),
+    "signature": Mutant(
+        "a leader takes a request that no node signed",
+        nodeheaders.Envelope,
+        "check",
+        always(None),
+    ),
+    "copies": Mutant(
+        "a leader takes a copy of a signed request",
+        SeenNumbers,
+        "take",
+        always(None),
     ),
     "sweep-margin": Mutant(
         "a sweep removes messages as soon as they have expired by its own clock",

@@ -162,6 +162,7 @@ class Polling(TopicHandlers):
             body,
             id=request.id,
             names=request.names,
+            principal=request.principal,
             abandoned=request.abandoned,
             usage=request.usage,
         )
@@ -243,9 +244,9 @@ class Polling(TopicHandlers):
 
     async def _received(self, request: Request, asked: PollRequest) -> Answer:
         """Answer another node's poll. If the poll ends because this node drains, the answer says so."""
-        request.let_go_of_body()
 
         async def handler(_: Request) -> Answer:
+            request.let_go_of_body()
             stream = await self.read(request, asked, asked.wait_s)
             answer = answer_of(stream, asked)
             if stream is None:

@@ -464,7 +464,7 @@ async def test_every_node_refuses(cluster: HttpCluster, node: int) -> None:
     reply = await cluster(node, "POST", f"{PATH}/reset", b"", JSON)
     assert (reply.status, reply.json["code"]) == (403, "not_allowed")
     # Headers of a node without the cluster's secret do not help.
-    forged = {**JSON, "Broker-From": "1/a", "Broker-Protocol": "1", "Broker-Secret": "x"}
+    forged = {**JSON, "Broker-From": "1/a", "Broker-Protocol": "2", "Broker-Signature": "x"}
     reply = await cluster(node, "POST", f"{PATH}/reset", b"", forged)
     assert (reply.status, reply.json["code"]) == (403, "forbidden")
 

@@ -19,13 +19,13 @@ from broker.model import TopicId
 from broker.operations.operation import RepeatEffect
 from broker.routing.decisions import Call
 from broker.routing.forwarder import READING_S, Forwarder
-from broker.routing.nodeheaders import Sender
+from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peers import RelayedAnswer
 from broker.routing.routing import Routing
 from broker.testing.virtual_time import VirtualClock, VirtualLoop, pass_time, simulate
 
 TOPIC = TopicId("default", "t")
-NODES = [NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", 1) for n in range(4)]
+NODES = [NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", PROTOCOL) for n in range(4)]
 
 
 NODE = {"x-request-id": "1"}

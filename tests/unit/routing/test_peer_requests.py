@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from broker.clock import SystemClock
+from broker.errors import NoLeader
 from broker.node.ground import cluster_secret
-from broker.routing.nodeheaders import LaneTicket, NodeHeaders, Repeat, Sender
-from broker.routing.peer_requests import Receiving
+from broker.routing.nodeheaders import Envelope, LaneTicket, NodeHeaders, Repeat, Sender
+from broker.routing.peer_requests import NUMBERS_KEPT, Receiving, SeenNumbers
 from broker.testing import simulated
 from broker.testing.mutants import in_force
 from broker.testing.virtual_time import pass_time
@@ -33,6 +34,7 @@ class FarNode:
         self._cluster = cluster
         self._clock = cluster.sim.clock
         self.epoch: int | None = None
+        self.number = 0
 
     async def send(self, payload: bytes, left_ms: int = 20_000, **named: Any) -> tuple[int, str]:
         """Forward a publish; return the status and the error code of the answer."""
@@ -40,7 +42,14 @@ class FarNode:
         ticket = repeat.pop("ticket", None)
         deadline_ms = self._clock.now_ms() + left_ms
         headers = NodeHeaders(ELSEWHERE, deadline_ms, Repeat(**repeat), ticket)
-        return (await self.raw(payload, headers.format(await self.secret())))[:2]
+        return (await self.raw(payload, await self.signed(payload, headers)))[:2]
+
+    async def signed(self, payload: bytes, told: NodeHeaders, **changed: Any) -> dict[str, str]:
+        """Return the headers of a publish, signed for node 0."""
+        self.number += 1
+        url = self._cluster.machines[0].url
+        headers = {**TEXT, **told._replace(number=self.number).format(), **changed}
+        return Envelope(url, "POST", PUBLISH).signed(headers, payload, await self.secret())
 
     async def secret(self) -> str:
         return await cluster_secret(self._cluster.sim.records, self._clock)
@@ -167,7 +176,7 @@ async def test_a_late_copy_of_an_earlier_epoch_is_refused(cluster: HttpCluster) 
         Repeat("61" * 4, epoch=far.epoch),
         LaneTicket(1, 0, 0),
     )
-    status, code, body = await far.raw(b"a", headers.format(await far.secret()))
+    status, code, body = await far.raw(b"a", await far.signed(b"a", headers))
     assert (status, code) == (421, "not_leader")
     assert b'"node":0' in body
     assert await payloads(cluster) == ["b", "c"]
@@ -189,24 +198,56 @@ async def test_a_key_is_known_in_a_later_epoch(cluster: HttpCluster) -> None:
 
 @on_cluster()
 async def test_a_node_without_the_secret_is_refused(cluster: HttpCluster) -> None:
-    headers = NodeHeaders(ELSEWHERE, 1 << 50).format("0" * 64)
-    assert (await FarNode(cluster).raw(b"a", headers))[:2] == (403, "forbidden")
+    far = FarNode(cluster)
+    headers = await far.signed(b"a", NodeHeaders(ELSEWHERE, 1 << 50, Repeat("61" * 4, epoch=1)))
+    forged = {**headers, "Broker-Signature": "0" * 64}
+    assert (await far.raw(b"a", forged))[:2] == (403, "forbidden")
+    assert (await far.raw(b"b", headers))[:2] == (403, "forbidden")
+    assert await cluster.payloads() == []
+    with in_force("signature"):
+        assert (await far.raw(b"a", forged))[0] != 403
 
 
-@pytest.mark.parametrize("version", ["0", "2", "x", None])
+@on_cluster()
+async def test_a_copy_of_a_signed_request_is_refused(cluster: HttpCluster) -> None:
+    far = await far_node(cluster)
+    told = NodeHeaders(ELSEWHERE, cluster.sim.clock.now_ms() + 20_000, Repeat(epoch=far.epoch))
+    headers = await far.signed(b"a", told)
+    assert (await far.raw(b"a", headers))[0] == 200
+    assert (await far.raw(b"a", headers))[:2] == (503, "no_leader")
+    assert await payloads(cluster) == ["a"]
+    with in_force("copies"):
+        assert (await far.raw(b"a", headers))[0] == 200
+    assert await payloads(cluster) == ["a", "a"]
+
+
+def test_each_number_counts_once() -> None:
+    seen = SeenNumbers()
+    for number in (5, 7, 6, 7 + NUMBERS_KEPT, 8, 5 * NUMBERS_KEPT):
+        seen.take(ELSEWHERE, number)
+    for number in (7 + NUMBERS_KEPT, 8, 9, 5 * NUMBERS_KEPT):
+        with pytest.raises(NoLeader):
+            seen.take(ELSEWHERE, number)
+    seen.take(Sender(7, "life-8"), 7)
+
+
+@pytest.mark.parametrize("version", ["0", "1", "x", None])
 @on_cluster()
 async def test_a_node_of_another_protocol_is_refused(
     cluster: HttpCluster, version: str | None
 ) -> None:
     far = FarNode(cluster)
-    headers = NodeHeaders(ELSEWHERE, 1 << 50).format(await far.secret())
-    del headers["Broker-Protocol"]
-    if version is not None:
-        headers["Broker-Protocol"] = version
+    given = {} if version is None else {"Broker-Protocol": version}
+    told = NodeHeaders(ELSEWHERE, 1 << 50)
+    unsigned = {name: text for name, text in told.format().items() if name != "Broker-Protocol"}
+    url = cluster.machines[0].url
+    headers = Envelope(url, "POST", PUBLISH).signed(
+        {**TEXT, **unsigned, **given}, b"a", await far.secret()
+    )
     status, code, body = await far.raw(b"a", headers)
     assert (status, code) == ((400, "bad_request") if version == "x" else (503, "no_leader"))
-    if version == "2":
-        assert b"serves the node protocol 1, not 2" in body
+    if version == "1":
+        assert b"serves the node protocol 2, not 1" in body
 
 
 @pytest.mark.parametrize("has_lanes", [True, False])

@@ -96,7 +96,7 @@ async def test_a_node_forwards_a_request_with_its_own_headers(cluster: HttpClust
     assert (sent.to, sent.body) == (0, b"b")
     assert sent.headers["X-Request-Id"] == "asked-2"
     assert sent.headers["Broker-From"].startswith("1/")
-    assert sent.headers["Broker-Protocol"] == "1"
+    assert sent.headers["Broker-Protocol"] == "2"
     assert sent.headers["Broker-Attempt"] == "1"
     assert len(sent.headers["Broker-Key"]) == 32
     assert "Request-Timeout" not in sent.headers
