@@ -8,7 +8,7 @@ not exist, so that it does not learn which topics there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from broker.access.credential_kinds import AUTHORIZATION, INVALID, CredentialKind, TokenCredentials
 from broker.access.grants import ABOUT_TOPICS

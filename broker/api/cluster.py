@@ -95,9 +95,7 @@ class ClusterView:
     health: CallHealth
     clock: Clock
     started_at: float
-    signed: Callable[[str, str, float], Mapping[str, str]] = lambda _url, _path, _seconds: {
-        "Accept": JSON
-    }
+    signed: Callable[[str, str, float], Mapping[str, str]] = lambda *_: {"Accept": JSON}
     answer_s_max: float = ANSWER_S_MAX
 
     @property

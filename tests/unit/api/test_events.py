@@ -20,6 +20,7 @@ from broker.http.reply import ChunkedReply
 from broker.http.request import PathNames, Request
 from broker.model import TopicId
 from broker.operations.media_types import MESSAGES
+from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
@@ -128,7 +129,7 @@ async def test_a_stream_that_begins_behind_an_id_sends_the_id_first(broker: Brok
     assert await opening(broker, "?from=0") == ": default:t\n\n"
 
 
-ELSEWHERE = NodeInfo(3, "life", "http://b:8083", "test", 1)
+ELSEWHERE = NodeInfo(3, "life", "http://b:8083", "test", PROTOCOL)
 
 
 class Decreed(Everything):

@@ -24,7 +24,7 @@ from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId
 from broker.operations.media_types import AVRO
 from broker.routing.forwarder import READING_S, Forwarder
-from broker.routing.nodeheaders import Sender
+from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peer_requests import Receiving
 from broker.routing.routing import Routing
 from broker.storage.log import Logs
@@ -186,7 +186,7 @@ async def test_a_body_that_comes_too_late_is_refused_at_its_timeout(
 # --- A node answers a poll from storage if the leader is silent.
 
 TOPIC = TopicId("default", "t")
-ME, LEADER = (NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", 1) for n in range(2))
+ME, LEADER = (NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", PROTOCOL) for n in range(2))
 DEADLINE_S = 30.0
 
 
