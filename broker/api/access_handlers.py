@@ -23,6 +23,7 @@ from broker.operations.replies import (
     TokenRevoked,
     TokenShown,
 )
+from broker.operations.scalars import TTL_MAX_S
 from broker.operations.sent import GrantSent, TokenSent
 from broker.principal import Principal
 
@@ -41,6 +42,8 @@ class AccessHandlers:
         body: TokenSent = asked.read_small(request.body, TokenSent, bytes_max=SENT_BYTES_MAX)
         principal, life_s = body["principal"], body.get("expires_s")
         check_principal(principal)
+        if life_s is not None and not 1 <= life_s <= TTL_MAX_S:
+            raise BadRequest(f"expires_s must be from 1 to {TTL_MAX_S} seconds.")
         text, token = await self._access.create_token(
             principal, None if life_s is None else life_s * 1000
         )
