@@ -184,7 +184,7 @@ class OwnPage:
             cells=min(cells, 0xFFFF),
             size=min(size, 0xFFFFFFFF),
             before=head.before,
-            chain=hashchain.extended(head.chain, links),
+            chain=hashchain.extended(head.chain, links) if links else head.chain,
         )
 
     async def _change_page(
