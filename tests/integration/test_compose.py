@@ -78,6 +78,7 @@ COMPOSED = ClusterLayout(
         ProcessKind.REGION_SERVER: ["-Xmx1g", OUT_OF_MEMORY],
         ProcessKind.GATEWAY: ["-Xmx256m", OUT_OF_MEMORY],
     },
+    settings={"access.access_mode": "open"},
     zookeeper_settings={
         key: value for key, value in zookeeper.SETTINGS.items() if key != "forceSync"
     },
