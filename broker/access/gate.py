@@ -28,7 +28,7 @@ _OF_NODES: Final = frozenset(
         Action.TRANSACTIONS_RESET,
     }
 )
-"""What a node does at another one on its own: it asks for reports, and brings the calls of its parts to the service."""
+"""The actions that a node may do at another node in its own name: it asks for reports, and passes on its parts' calls of the service."""
 
 
 class AccessGate(Protocol):
@@ -120,7 +120,7 @@ class RequiredGate:
             return
         topic = names.topic if action in ABOUT_TOPICS else None
         if topic is None and action is Action.DESCRIBE:
-            return  # A list shows only what its reader may see.
+            return  # The lists of topics and namespaces are not filtered yet: each known caller sees all names.
         rules = self._rules()
         if rules.decide(principal, action, topic) is not None:
             return

@@ -26,7 +26,7 @@ GROUPS_MAX: Final = 256
 KID_CHARACTERS_MAX: Final = 256
 RSA_BITS: Final = range(2048, 8193)
 _ODD: Final = (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError)
-"""What PyJWT raises for odd tokens and keys. Some texts of JSON reach errors of Python."""
+"""The errors that PyJWT raises for malformed tokens and keys. Some JSON texts cause errors of Python itself."""
 
 
 class _Known(NamedTuple):

@@ -40,7 +40,7 @@ class CertificateName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:
-    """Who may do what. All keys but `access_mode` count in the mode `required` alone."""
+    """The callers and their rights. A node reads all keys but `access_mode` only in the mode `required`."""
 
     access_mode: AccessMode | None = key(
         None,

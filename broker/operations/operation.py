@@ -170,7 +170,7 @@ class Action(enum.StrEnum):
 
 
 RIGHTS: Final = ["reader", "writer", "owner", "operator", "admin", *Action]
-"""What can be granted: a role, which is a named set of actions (``broker.access.grants``), or an action."""
+"""The rights that a grant can give: roles, which are named sets of actions (``broker.access.grants``), and actions."""
 
 
 class RepeatEffect(enum.Enum):

@@ -163,7 +163,7 @@ class NodeHeaders(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What a signature covers beside the headers: the receiver's URL, the method, and the raw path with the query."""
+    """The parts of a request that its signature covers beside the headers: the receiver's URL, the method, the raw path with the query."""
 
     url: str
     method: str

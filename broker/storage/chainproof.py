@@ -47,7 +47,7 @@ class Anchor(NamedTuple):
 
 
 class ChainProof(NamedTuple):
-    """What the chain says about one place, and about its end.
+    """The hashes and positions of one place in the chain, and of its end.
 
     ``at`` is the asked place, ``head`` the end. ``floor``: the log begins at this page. ``begin``: the hash with which the
     chain reaches it.

@@ -58,7 +58,7 @@ _NUMBER_BYTES = 8
 
 
 class Kind(enum.IntEnum):
-    """What a record tells."""
+    """The fields of a record."""
 
     BEGIN = 1
     """The chain begins here. ``first``: the floor."""
